@@ -4,7 +4,7 @@ python examples/own_personal_head.py
 pfljax compare --methods=fedrep,examples/own_personal_head.py:PersonalHead --seeds=0,1
 
 A round: client k receives the body theta and trains its head phi_k, theta fixed, on
-    l_k(theta, phi_k) + strength / 2 |phi_k - start|^2, where start is phi_k before the round;
+    l_k(theta, phi_k) + mu / 2 |phi_k - start|^2, where start is phi_k before the round;
 then theta to theta_k, phi_k fixed; phi_k stays;
 v <- momentum v + theta - sum_k n_k theta_k / sum_k n_k;  theta <- theta - v.
 """
@@ -24,7 +24,7 @@ from pfljax.algorithms.common import Phase, sharing_layers
 class PersonalHead:
     """Personal head: a body averaged with server momentum, and proximal personal heads."""
 
-    strength: float = pfl.author.hyperparameter(
+    mu: float = pfl.author.hyperparameter(
         0.1, at_least=0, help="pull of a head toward its start in each round; 0: none"
     )
     momentum: float = pfl.author.hyperparameter(
@@ -39,9 +39,9 @@ class PersonalHead:
             return pfl.author.tree.complement(head(params))
 
         def near_start(solver, params, start, batch):
-            """l_k(theta, phi_k) + strength / 2 |phi_k - start|^2; the body is the same in both."""
+            """l_k(theta, phi_k) + mu / 2 |phi_k - start|^2; the body is the same in both."""
             distance = solver.squared_distance(params, start)
-            return solver.mean_loss(params, batch) + self.strength / 2 * distance
+            return solver.mean_loss(params, batch) + self.mu / 2 * distance
 
         return sharing_layers(
             problem,

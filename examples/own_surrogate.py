@@ -2,8 +2,8 @@
 
     python examples/own_surrogate.py
 
-f_k(w) = min_theta l_k(theta) + strength / 2 |theta - w|^2. Its partial first-order surrogate near w has v = theta:
-local training with a proximal term minimizes over v, and local steps on u = w minimize strength / 2 |theta - w|^2. The
+f_k(w) = min_theta l_k(theta) + mu / 2 |theta - w|^2. Its partial first-order surrogate near w has v = theta:
+local training with a proximal term minimizes over v, and local steps on u = w minimize mu / 2 |theta - w|^2. The
 client predicts with theta. `surrogates.client_server` turns this into an `Algorithm`; so would
 `surrogates.decentralized`.
 """
@@ -23,7 +23,7 @@ from pfljax.algorithms.common import surrogates
 class Moreau:
     """pFedMe as a surrogate: a personal model for each client, near the global model."""
 
-    strength: float = pfl.author.hyperparameter(
+    mu: float = pfl.author.hyperparameter(
         2.0, above=0, help="lambda, pull of the personal model toward the global one"
     )
 
@@ -39,7 +39,7 @@ class Moreau:
 
             def near(params, batch):
                 distance = solver.squared_distance(params, w)
-                return solver.mean_loss(params, batch) + self.strength / 2 * distance
+                return solver.mean_loss(params, batch) + self.mu / 2 * distance
 
             start = solver.begin(w)
             state, _ = solver.fit(context.key, start, split, near, round_number=context.round)
@@ -47,7 +47,7 @@ class Moreau:
             return theta, pfl.author.tree.stack_one(theta), {}
 
         def loss(w, batch, theta):
-            return self.strength / 2 * solver.squared_distance(w, theta)
+            return self.mu / 2 * solver.squared_distance(w, theta)
 
         return surrogates.Surrogate(
             num_models=1,

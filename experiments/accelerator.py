@@ -406,7 +406,7 @@ def run(settings: Settings) -> None:
     for flag in UNREAD:
         settings.refuse(flag, "the parts determine it")
     if settings.data_file and not Path(settings.data_file).exists():
-        raise FlagError.of("data_file", "no such file", settings.data_file)
+        raise FlagError.at("data_file", "no such file", settings.data_file)
     settings.check_out()
     book = Book(settings)
     print(book.content["device"])

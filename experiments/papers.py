@@ -351,7 +351,7 @@ class Study:
             cell: One of its cells.
             tuned: The tuned values for each cell.
         """
-        own = self.settings_of(row).of_method(row.method)
+        own = self.settings_of(row).for_method(row.method)
         name = self.paper.name(self.settings)
         sizes = (
             f"at most {own.train_examples} examples per client"

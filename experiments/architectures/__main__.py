@@ -107,7 +107,7 @@ def run(settings: Settings) -> None:
     names = settings.networks.split(",")
     for name in names:
         if name not in ARCHITECTURES:
-            raise FlagError.of("networks", f"accepted: {', '.join(ARCHITECTURES)}", name)
+            raise FlagError.at("networks", f"accepted: {', '.join(ARCHITECTURES)}", name)
     rows = {}
     out = Path(settings.out)
     for name in names:

@@ -175,14 +175,12 @@ def fedntd(folder: Path) -> Cells:
         return playing(folder, run_fedntd, name, models, absent=("wandb",), **knobs)
 
     return {
-        "FedNTD": Cell(
-            pfl.methods.FedNTD(beta=1.0, tau=3.0), ours, play("fedntd", beta=1.0, tau=3.0)
-        ),
+        "FedNTD": Cell(pfl.FedNTD(distillation=1.0, temperature=3.0), ours, play("fedntd", beta=1.0, tau=3.0)),
         "FedAvg": Cell(pfl.FedAvg(), ours, play("fedavg")),
-        "FedAvgM": Cell(pfl.methods.FedAvgM(momentum=0.7), ours, play("fedavgm", avgm_beta=0.7)),
+        "FedAvgM": Cell(pfl.FedAvgM(server_momentum=0.7), ours, play("fedavgm", avgm_beta=0.7)),
         "FedProx": Cell(pfl.FedProx(mu=0.1), ours, play("fedprox", mu=0.1)),
         "FedNova": Cell(pfl.FedNova(), ours, play("fednova", nova_ccvr=False)),
-        "MOON": Cell(pfl.MOON(mu=1.0, tau=0.5), ours, play("moon", mu=1.0, tau=0.5)),
+        "MOON": Cell(pfl.MOON(mu=1.0, temperature=0.5), ours, play("moon", mu=1.0, tau=0.5)),
         "SCAFFOLD": Cell(
             pfl.Scaffold(mean="uniform"),
             lambda state: ours(state) | {"control": state.server.state.control_variate},
@@ -277,7 +275,7 @@ def feddbe(folder: Path) -> Cells:
     def mine(state):
         return ours(state) | {"own": state.rows.params}
 
-    return {"FedDBE": Cell(pfl.methods.FedDBE(kappa=10.0, mu=0.5), mine, play, note=note)}
+    return {"FedDBE": Cell(pfl.FedDBE(alignment=10.0, beta=0.5), mine, play, note=note)}
 
 
 def valve_of(client: Any) -> dict:
@@ -356,9 +354,7 @@ def gpfl(folder: Path) -> Cells:
     note = "mini-batches of one example, for which the two norms are the same; their means of embeddings taken from "
     note += "those received"
     local = {"batch_size": 1, "epochs": 1, "learning_rate": 0.01}
-    return {
-        "GPFL": Cell(pfl.methods.GPFL(strength=0.01, mu=0.1), mine, play, local=local, note=note)
-    }
+    return {"GPFL": Cell(pfl.GPFL(alignment=0.01, weight_decay=0.1), mine, play, local=local, note=note)}
 
 
 # Scripts, which draw each round's clients by `np.random.choice`.
@@ -692,7 +688,7 @@ def fedproto(folder: Path) -> Cells:
     absent = ("torchvision", "torchvision.models", "tensorboardX")
     return {
         "FedProto": Cell(
-            pfl.methods.FedProto(strength=1.0, predict="head"),
+            pfl.FedProto(alignment=1.0, predict="head"),
             lambda state: {"personal": state.rows.params, "prototypes": state.models.mean},
             playing(folder / "exps", run_fedproto, absent=absent),
             sizes=EQUAL,
@@ -767,7 +763,7 @@ def pfedme(folder: Path) -> Cells:
             note="clients of one size, since they count mini-batches",
         ),
         "Per-FedAvg": Cell(
-            pfl.PerFedAvg(alpha=0.05, adapt_steps=0),
+            pfl.PerFedAvg(personal_learning_rate=0.05, adapt_steps=0),
             ours,
             play(
                 "serverperavg.PerAvg",
@@ -782,7 +778,7 @@ def pfedme(folder: Path) -> Cells:
             "personal step, which theirs takes on test examples",
         ),
         "pFedMe": Cell(
-            pfl.PFedMe(strength=strength, steps=1, rate=rate),
+            pfl.PFedMe(mu=strength, personal_steps=1, personal_learning_rate=rate),
             ours,
             play(
                 "serverpFedMe.pFedMe",
@@ -885,7 +881,7 @@ def pfedgraph(folder: Path) -> Cells:
     """MediaBrain-SJTU/pFedGraph."""
     return {
         "pFedGraph": Cell(
-            pfl.methods.PFedGraph(alpha=0.8, strength=0.0),
+            pfl.PFedGraph(alpha=0.8, mu=0.0),
             lambda state: {"models": state.models, "graph": state.server.state.graph},
             playing(
                 folder / "pytorch",

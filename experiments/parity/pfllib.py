@@ -255,10 +255,10 @@ def with_one_model(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
             note="mean=uniform",
         ),
         "MOON": Cell(
-            pfl.MOON(mu=1.0, tau=0.5), ours, play("servermoon.MOON", whole, mu=1.0, tau=0.5)
+            pfl.MOON(mu=1.0, temperature=0.5), ours, play("servermoon.MOON", whole, mu=1.0, tau=0.5)
         ),
         "FedNTD": Cell(
-            pfl.methods.FedNTD(beta=1.0, tau=1.0),
+            pfl.FedNTD(distillation=1.0, temperature=1.0),
             ours,
             play("serverntd.FedNTD", whole, beta=1.0, tau=1.0),
             sizes=EQUAL,
@@ -318,7 +318,7 @@ def with_own_models(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
     strength = 15.0
     return {
         "Ditto": Cell(
-            pfl.Ditto(strength=0.1),
+            pfl.Ditto(mu=0.1),
             own,
             play("serverditto.Ditto", lambda s: with_personal(s, "model_per"), of_personal, mu=0.1),
         ),
@@ -337,7 +337,7 @@ def with_own_models(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
             note="share=1; their weights' first learning fixed to 10 passes; scored after local training",
         ),
         "FedProto": Cell(
-            pfl.methods.FedProto(strength=1.0, mean="uniform"),
+            pfl.FedProto(alignment=1.0, mean="uniform"),
             lambda state: {"personal": state.rows.params, "prototypes": state.models.mean},
             play(
                 "serverproto.FedProto",
@@ -349,7 +349,7 @@ def with_own_models(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
             note="mean=uniform; their prototypes collected after training",
         ),
         "pFedMe": Cell(
-            pfl.PFedMe(strength=strength, steps=1, rate=rate),
+            pfl.PFedMe(mu=strength, personal_steps=1, personal_learning_rate=rate),
             ours,
             play(
                 "serverpFedMe.pFedMe",

@@ -41,8 +41,12 @@ from pfljax.settings.method import knob, method
 class AFL:
     """Agnostic FL (Mohri et al., 2019): one model, optimized for the worst-case mixture of the clients."""
 
-    rate: float = knob(
-        0.01, at_least=0, grid=(0.001, 0.01, 0.1), help="step size for lambda; 0 is FedAvg"
+    weights_learning_rate: float = knob(
+        0.01,
+        at_least=0,
+        grid=(0.001, 0.01, 0.1),
+        help="learning rate of lambda, the clients' weights; 0 is FedAvg",
+        former="rate",
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -64,8 +68,8 @@ class AFL:
         def server_step(received: Received, weights: Array) -> ServerStep:
             # lambda <- projection onto the simplex of lambda + rate F
             losses = jnp.zeros_like(weights).at[received.told["client"]].add(received.told["start"])
-            projected = projection_simplex(weights + self.rate * losses)
-            weights = jnp.where(self.rate > 0, projected, weights)
+            projected = projection_simplex(weights + self.weights_learning_rate * losses)
+            weights = jnp.where(self.weights_learning_rate > 0, projected, weights)
             metrics = {"clients_that_count": (weights > 0).sum()}
             return ServerStep(server=weights, metrics=metrics)
 

@@ -65,7 +65,9 @@ class APFL:
         grid=(0.25, 0.5, 0.75),
         help="initial weight of a client's own model in its mixture; 0 is FedAvg, 1 is Local",
     )
-    rate: float = knob(0.1, at_least=0, help="learning rate of alpha; 0 keeps alpha fixed")
+    alpha_learning_rate: float = knob(
+        0.1, at_least=0, help="learning rate of alpha; 0 keeps alpha fixed", former="rate"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         solver = problem.solver
@@ -90,7 +92,7 @@ class APFL:
 
             # On the first mini-batch alpha_k <- alpha_k - rate <v_k - w_k, grad f(m)>  (Eq. 10)
             difference = tree.subtract(v, w)
-            moved = alpha - self.rate * tree.inner(difference, m_slope.gradient)
+            moved = alpha - self.alpha_learning_rate * tree.inner(difference, m_slope.gradient)
             alpha = jnp.where(step_number == 0, jnp.clip(moved, 0, 1), alpha)
             return Pair(w_slope, v_slope), (alpha, step_number + 1)
 

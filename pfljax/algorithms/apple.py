@@ -21,7 +21,7 @@ Departures from the paper: Steps on w_k are those of the solver's optimizer, whi
 rounds. The server holds everyone's newest core, and clients download cores from there no matter who
 takes part. The M cores are drawn uniformly, which is also what the authors' code does: it means to
 prefer cores that were not downloaded yet, but counts none as downloaded. Its SGD has momentum 0.9,
-which starts anew in every round: `momentum` for p, the solver's for w_k. Batch statistics are a
+which starts anew in every round: `weights_momentum` for p, the solver's for w_k. Batch statistics are a
 client's own. The traffic of what is sent once (p0 and initial cores) is spread over the rounds in
 which a client takes part. Newcomers train alone from the mean of the cores weighted by p0, for as
 many rounds as the run has. We score the model from which a client would start its next round, with M
@@ -109,18 +109,20 @@ class APPLE:
         at_least=0,
         help="M, number of other clients' core models downloaded per round; 0: all",
     )
-    rate: float = knob(
+    weights_learning_rate: float = knob(
         0.001,
         at_least=0,
         grid=(0.0001, 0.001, 0.01),
         help="learning rate of p; 0 keeps p at p0",
+        former="rate",
     )
-    momentum: float = knob(
+    weights_momentum: float = knob(
         0.0,
         at_least=0,
         below=1,
         grid=(0.0, 0.9),
-        help="of p's steps within a round; authors: 0.9",
+        help="momentum of p's steps within a round; authors: 0.9",
+        former="momentum",
     )
     mu: float = knob(
         0.1,
@@ -128,12 +130,13 @@ class APPLE:
         grid=(0.001, 0.01, 0.1, 1.0),
         help="strength of the pull of p toward p0",
     )
-    pulled: float = knob(
+    pull_share: float = knob(
         0.2,
         at_least=0,
         at_most=1,
         grid=(0.1, 0.2, 0.5),
         help="L / R, share of rounds in which p is pulled toward p0",
+        former="pulled",
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -173,7 +176,7 @@ class APPLE:
             other_params, _ = solver.without_statistics(copies)
 
             # lambda(r) mu, p0_j
-            pull = self.mu * schedule(context.round, self.pulled * problem.rounds)
+            pull = self.mu * schedule(context.round, self.pull_share * problem.rounds)
             order = ordered(context.client, num_clients)
             p0 = context.server[order]
 
@@ -194,9 +197,9 @@ class APPLE:
                 core_gradient, p_gradient = pull_back(found.gradient)
 
                 # p_kj <- p_kj - rate (<w_j, g> + lambda(r) mu (p_kj - p0_j))
-                velocity = self.momentum * relation.velocity + p_gradient
+                velocity = self.weights_momentum * relation.velocity + p_gradient
                 velocity = velocity + pull * (relation.p - p0)
-                relation = Relation(relation.p - self.rate * velocity, velocity)
+                relation = Relation(relation.p - self.weights_learning_rate * velocity, velocity)
                 return found._replace(gradient=core_gradient), relation
 
             core, statistics = solver.without_statistics(tree.first(models))

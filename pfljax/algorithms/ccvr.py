@@ -72,8 +72,11 @@ class CCVR:
     virtual: int = knob(
         100, at_least=1, grid=(50, 100, 500, 1000), help="M, number of virtual features per class"
     )
-    steps: int = knob(
-        100, at_least=0, help="number of the server's steps on virtual features; 0 is FedAvg"
+    server_steps: int = knob(
+        100,
+        at_least=0,
+        help="number of the server's steps on virtual features; 0 is FedAvg",
+        former="steps",
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -111,7 +114,7 @@ class CCVR:
                 head,
                 problem.solver.begin(head).opt_state,
                 heads.LabeledFeatures(features, labels, real),
-                self.steps,
+                self.server_steps,
                 round_number,
             )
             return tree.combine(tree.stack_one(head), models)

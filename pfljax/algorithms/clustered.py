@@ -100,7 +100,7 @@ class ClusteredFL:
         at_least=0,
         at_most=1,
         help="gamma_max, the clients' noise: a cluster splits if the largest cosine across its parts is below "
-        "1 - 2 gamma^2; 0: always; not given: estimated",
+        "1 - 2 gamma^2; 0: always. Default: estimated",
     )
     linkage: Literal["single", "complete"] = knob(
         "single",

@@ -42,11 +42,12 @@ from pfljax.settings.method import knob, method
 class Ditto:
     """Ditto (Li et al., 2021): a global model and personal models regularized toward it."""
 
-    strength: float = knob(
+    mu: float = knob(
         0.1,
         at_least=0,
         grid=(0.01, 0.1, 1.0, 2.0),
         help="lambda, pull of the personal model toward the global one; 0 is Local",
+        former="strength",
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -57,7 +58,7 @@ class Ditto:
 
             def objective(params: Params, batch: Batch) -> Array:
                 distance = solver.squared_distance(params, global_params)
-                return solver.mean_loss(params, batch) + self.strength / 2 * distance
+                return solver.mean_loss(params, batch) + self.mu / 2 * distance
 
             return objective
 

@@ -64,11 +64,12 @@ class Row(NamedTuple):
 class FedAH:
     """FedAH (Zhou et al., 2024): a shared body, and personal heads that begin as mixtures with the global head."""
 
-    rate: float = knob(
+    weights_learning_rate: float = knob(
         1.0,
         at_least=0,
         grid=(0.1, 1.0, 10.0),
         help="eta, learning rate of the weights; 0: rounds begin with psi",
+        former="rate",
     )
     head_epochs: int = knob(
         1, at_least=1, grid=(1, 5), help="number of epochs for the weights, and for the head"
@@ -77,7 +78,7 @@ class FedAH:
         None,
         at_least=1,
         grid=(1, 5),
-        help="number of epochs for the body; not given: as in local training",
+        help="number of epochs for the body. Default: as in local training",
     )
     predict: Literal["aggregated", "own"] = knob(
         "aggregated",
@@ -85,7 +86,9 @@ class FedAH:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        adoption = Adoption(problem, layers=1, rate=self.rate, epochs=self.head_epochs)
+        adoption = Adoption(
+            problem, layers=1, rate=self.weights_learning_rate, epochs=self.head_epochs
+        )
 
         def is_head(params: Params) -> PyTree:
             return problem.model.mask(params, 1)

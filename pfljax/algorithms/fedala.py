@@ -13,7 +13,7 @@ Departures from the paper: In the first round with weights, which is a client's 
 of passes, while the paper waits until they converge. A client's first round starts from theta, also under sampling,
 since its own model is not trained yet. W_k does not change while a client is absent. The paper does not say which model
 is scored; we score the one after local training: with p = 0 the global model is FedAvg's, and clients predict with the
-model they trained from it. The authors' code scores before local training: `scored="before"` takes the next round's
+model they trained from it. The authors' code scores before local training: `predict="before"` takes the next round's
 steps of W_k for the score, on a share of the examples drawn anew, and keeps nothing. Batch statistics are always those
 of theta. Newcomers play a first round: they train theta. The ledger charges every round as the most expensive one.
 """
@@ -76,11 +76,12 @@ class FedALA:
         grid=(1, 2, 3),
         help="p, number of last layers mixed; with 0 the global model is FedAvg's",
     )
-    rate: float = knob(
+    weights_learning_rate: float = knob(
         1.0,
         at_least=0,
         grid=(0.1, 1.0, 10.0),
         help="eta, learning rate of the weights; 0 keeps them at 1",
+        former="rate",
     )
     share: float = knob(
         0.8,
@@ -92,9 +93,10 @@ class FedALA:
     first_passes: int = knob(
         10, at_least=1, help="passes over that share in the first round with weights"
     )
-    scored: Literal["after", "before"] = knob(
+    predict: Literal["after", "before"] = knob(
         "after",
         help="predict with the model after local training, or with what the next one would start from (authors)",
+        former="scored",
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -102,7 +104,7 @@ class FedALA:
         if self.layers > num_layers:
             accepted = f"accepted: 0 to {num_layers}, the number of layers"
             raise ArgumentError("layers", accepted, self.layers)
-        adoption = Adoption(problem, self.layers, self.rate, self.first_passes)
+        adoption = Adoption(problem, self.layers, self.weights_learning_rate, self.first_passes)
 
         # ---- The client.
 
@@ -147,7 +149,7 @@ class FedALA:
             context: ClientContext, models: Params, row: Row, data: ClientData
         ) -> Prediction:
             """theta_k, or what its next round would start from."""
-            if self.scored == "after":
+            if self.predict == "after":
                 return Prediction.one(row.model)
             start, _ = begin(context, row, tree.first(models), data.train)
             return Prediction.one(start)
@@ -167,7 +169,7 @@ class FedALA:
             adapt=adapt,
             global_model=received_model if self.scored == "after" else None,
             report=Report(
-                scored=f"each client's model {self.scored} local training",
+                scored=f"each client's model {self.predict} local training",
                 facts=(("mixed layers", self.layers),),
             ),
         )

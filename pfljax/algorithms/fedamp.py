@@ -4,14 +4,14 @@ Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, "Personalized cross-silo federated lear
 data" (AAAI 2021), with A(x) = 1 - exp(-x / sigma).
 
     A round: client k receives u_k and trains w_k toward
-        argmin l_k(w) + strength / 2 |w - u_k|^2;
+        argmin l_k(w) + mu / 2 |w - u_k|^2;
     xi_kj = a exp(-|w_k - w_j|^2 / sigma) for j != k, xi_kk = 1 - sum_j xi_kj;
     u_k <- sum_j xi_kj w_j.  Client k predicts with w_k.
 
 Departures from the paper: `attention` = alpha (K - 1) / sigma, the most that all other clients
 together can weigh, sets the paper's step alpha, so a = attention / (K - 1). sigma is in units of the
 mean squared distance between clients' models, which varies by orders of magnitude between networks
-and over rounds. strength stands for lambda / alpha. Local training starts from u_k. The server keeps
+and over rounds. mu stands for lambda / alpha. Local training starts from u_k. The server keeps
 the last models of all clients, since it needs those outside the cohort too. Newcomers train from the
 mean of all models, regularized toward it, for as many rounds as the run has.
 """
@@ -84,11 +84,12 @@ class FedAMP:
         grid=(0.1, 0.3, 1.0),
         help="squared distance, relative to the mean, at which attention falls to 1 / e",
     )
-    strength: float = knob(
+    mu: float = knob(
         0.1,
         at_least=0,
         grid=(0.01, 0.1, 1.0),
         help="pull of a client's model toward its cloud model; 0 with attention 0 is Local",
+        former="strength",
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -98,11 +99,11 @@ class FedAMP:
         # ---- The client.
 
         def near(cloud: Params) -> Objective:
-            """l_k(w) + strength / 2 |w - u_k|^2."""
+            """l_k(w) + mu / 2 |w - u_k|^2."""
 
             def objective(params: Params, batch: Batch) -> Array:
                 distance = solver.squared_distance(params, cloud)
-                return solver.mean_loss(params, batch) + self.strength / 2 * distance
+                return solver.mean_loss(params, batch) + self.mu / 2 * distance
 
             return objective
 

@@ -3,7 +3,7 @@
 Yang, Huang, Ye, "FedAS: bridging inconsistency in personalized federated learning" (CVPR 2024).
 
     A round: client k receives the body theta; for each class c, P_kc is the mean of its examples' features under its
-    own last body theta_k; `epochs` epochs of steps from theta on the mean of |f(x) - P_ky|^2 / F give theta'
+    own last body theta_k; `alignment_epochs` epochs of steps from theta on the mean of |f(x) - P_ky|^2 / F give theta'
     (parameter alignment); theta_k and the head phi_k <- local training from theta' and phi_k;
     F_k is the mean over its examples of the squared norm of the gradient of log p(y | x) under (theta_k, phi_k);
     theta <- sum_k F_k theta_k / sum_k F_k (client synchronization).  Client k predicts with (theta_k, phi_k).
@@ -68,8 +68,11 @@ class Row(NamedTuple):
 class FedAS:
     """FedAS (Yang et al., 2024): bodies aligned with clients' features and weighted by Fisher information."""
 
-    epochs: int = knob(
-        1, at_least=0, help="number of epochs in which a received body is aligned; 0: none"
+    alignment_epochs: int = knob(
+        1,
+        at_least=0,
+        help="number of epochs in which a received body is aligned; 0: none",
+        former="epochs",
     )
     weights: Literal["fisher", "size"] = knob(
         "fisher",
@@ -90,7 +93,7 @@ class FedAS:
             context, body = problem.whole(context, body)
             start = tree.combine(tree.first(body), row.model)
             # theta', aligned with the features under the client's own last body (not at first)
-            if self.epochs > 0:
+            if self.alignment_epochs > 0:
                 aligned = align(
                     problem,
                     context,
@@ -98,7 +101,7 @@ class FedAS:
                     row.model,
                     data.train,
                     part=is_body(start),
-                    epochs=self.epochs,
+                    epochs=self.alignment_epochs,
                 )
                 start = tree.where(row.is_trained, aligned, start)
 
@@ -135,7 +138,9 @@ class FedAS:
             own_model=own_model,
             adapt=adapt,
             ledger=Ledger(
-                gradients=1, passes=1 + problem.passes(self.epochs), unaccounted=UNACCOUNTED
+                gradients=1,
+                passes=1 + problem.passes(self.alignment_epochs),
+                unaccounted=UNACCOUNTED,
             ),
         )
 

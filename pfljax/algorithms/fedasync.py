@@ -77,14 +77,18 @@ class FedAsync:
         read_with=("discount", "hinge"),
         help="steps late for which the hinge is 1",
     )
-    rho: float = knob(
-        0.005, at_least=0, grid=(0.0, 0.005, 0.05), help="weight of the proximal term"
+    mu: float = knob(
+        0.005,
+        at_least=0,
+        grid=(0.0, 0.005, 0.05),
+        help="rho, weight of the proximal term",
+        former="rho",
     )
     max_staleness: int | None = knob(
         None,
         at_least=0,
         at_most=10_000,
-        help="most steps late; not given: any number with a clock, 16 without one",
+        help="most steps late. Default: any number with a clock, 16 without one",
     )
     delays: Literal["half_normal", "uniform"] = knob(
         "half_normal", help="how delays are drawn, up to max_staleness, without a clock"
@@ -129,7 +133,7 @@ class FedAsync:
             def objective(params: Params, batch: Batch) -> Array:
                 """f_k(theta) + rho/2 |theta - theta_(t - s)|^2."""
                 distance = solver.squared_distance(params, received)
-                return solver.mean_loss(params, batch) + self.rho / 2 * distance
+                return solver.mean_loss(params, batch) + self.mu / 2 * distance
 
             trained = problem.fit(context, models, data.train, objective)
 

@@ -6,7 +6,7 @@ aggregation" (AISTATS 2022).
     A round is a step of the server, and its cohort is the buffer: client k of S is s_k steps late;
     it received theta_(t - s_k) and trained it to theta_k;  p_k = n_k / sum_k n_k;
     theta_(t+1) <- theta_t
-        + server_rate sum_k p_k (1 + s_k)^-discount (theta_k - theta_(t - s_k)).
+        + server_learning_rate sum_k p_k (1 + s_k)^-discount (theta_k - theta_(t - s_k)).
 
 With a simulated clock, arrivals follow from it: Algorithm 1 of the paper, see `stages.asynchrony`.
 As in the paper, no update is too late, unless max_staleness is given; later ones are then
@@ -65,8 +65,8 @@ class FedBuff:
         None,
         at_least=0,
         at_most=10_000,
-        help="most steps late; not given: any number with a clock, 5 without one; 0 with "
-        "server_rate 1 is FedAvg",
+        help="most steps late; 0 with server_learning_rate 1 is FedAvg. "
+        "Default: any number with a clock, 5 without one",
     )
     delays: Literal["half_normal", "uniform"] = knob(
         "half_normal", help="how delays are drawn, up to max_staleness, without a clock"
@@ -79,8 +79,8 @@ class FedBuff:
     discount: float = knob(
         0.5, at_least=0, help="an update s steps late counts (1 + s)^-discount; 0: no discount"
     )
-    server_rate: float = knob(
-        1.0, above=0, grid=(0.1, 0.3, 1.0), help="learning rate of the server"
+    server_learning_rate: float = knob(
+        1.0, above=0, grid=(0.1, 0.3, 1.0), help="learning rate of the server", former="server_rate"
     )
     mean: Literal["weighted", "uniform"] = knob("weighted", help="weight clients by n_k or equally")
 
@@ -129,13 +129,13 @@ class FedBuff:
             return Start(models=stale.begin(models, 0 if any_age else most))
 
         def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
-            # theta_t + server_rate sum_k p_k (1 + s_k)^-discount (theta_k - theta_(t - s_k))
+            # theta_t + server_learning_rate sum_k p_k (1 + s_k)^-discount (theta_k - theta_(t - s_k))
             came = stale.buffer(aggregate)
             assert came.weight is not None
             mean = aggregation.mean(aggregate._replace(upload=came))
             old = stale.newest(state.models)
             params, statistics = without_statistics(old)
-            new = tree.add(params, tree.scale(mean, self.server_rate))
+            new = tree.add(params, tree.scale(mean, self.server_learning_rate))
             if statistics is not None:
                 share = 1 / jnp.where(came.weight > 0, came.weight, 1)
                 new = joined(new, tree.scale(came.sums["statistics"], share))

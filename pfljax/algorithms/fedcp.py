@@ -71,11 +71,12 @@ class Gumbel(NamedTuple):
 class FedCP:
     """FedCP (Zhang et al., 2023): a policy for each example splits its features between a global and an own head."""
 
-    strength: float = knob(
+    alignment: float = knob(
         1.0,
         at_least=0,
         grid=(0.1, 1.0, 5.0),
         help="lambda, pull of features to the received ones",
+        former="strength",
     )
     noise: float = knob(1.0, at_least=0, help="factor of the Gumbel noise in the policy; 0: none")
 
@@ -118,7 +119,7 @@ class FedCP:
                 z = model.features(network(pair.shared), batch.x, mode)
                 before = model.features(network(received), batch.x, mode)
                 pull = discrepancy(z, jax.lax.stop_gradient(before), batch.mask)
-                return mean_loss + self.strength * pull, memory
+                return mean_loss + self.alignment * pull, memory
 
             direction = pairs.joint(objective)
             trained, _ = problem.descend_pair(context, models, personal, data.train, direction)

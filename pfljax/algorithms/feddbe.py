@@ -64,18 +64,20 @@ class Consensus(NamedTuple):
 class FedDBE:
     """FedDBE (Zhang et al., 2023): FedAvg whose clients keep the bias of their features in a vector of their own."""
 
-    kappa: float = knob(
+    alignment: float = knob(
         50.0,
         at_least=0,
         grid=(1.0, 10.0, 50.0, 100.0),
-        help="pull of mean features toward those of all clients",
+        help="kappa, pull of mean features toward those of all clients",
+        former="kappa",
     )
-    mu: float = knob(
+    beta: float = knob(
         1.0,
         above=0,
         at_most=1,
         grid=(0.1, 0.5, 1.0),
-        help="weight of a mini-batch in the mean features",
+        help="mu, weight of a mini-batch in the mean features",
+        former="mu",
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -117,10 +119,10 @@ class FedDBE:
                 # m <- (1 - mu) m + mu mean of z over the mini-batch
                 z = model.features(pair.shared, batch.x, solver.mode(batch))
                 batch_mean = batch.mask @ z / jnp.maximum(batch.mask.sum(), 1)
-                running_mean = (1 - self.mu) * running_mean + self.mu * batch_mean
+                running_mean = (1 - self.beta) * running_mean + self.beta * batch_mean
 
                 # CE(h(z + b_k; theta_k), y) + kappa / 2 |m - c|^2 / F; the first round has no c.
-                pull = self.kappa / 2 * jnp.square(running_mean - consensus.mean).mean()
+                pull = self.alignment / 2 * jnp.square(running_mean - consensus.mean).mean()
                 mean_loss = pair_solver.mean_loss(pair, batch)
                 return mean_loss + consensus.known * pull, running_mean
 

@@ -20,9 +20,9 @@ from all clients' newest models (as FedAvg's mean is) with epsilon 0. This is th
 trained on local data again, which would lead it away from validation targets that differ from the local ones.
 
 Departures from the paper:
-- epsilon falls by `decay` per round (Appendix A.6) and applies to each of the M slots independently, as in the authors'
-  code. M counts other clients only. The paper's n, 5 and 10, includes the client's own model: its code downloads 4 and
-  9 others.
+- epsilon falls by `epsilon_decay` per round (Appendix A.6) and applies to each of the M slots independently, as in the
+  authors' code. M counts other clients only. The paper's n, 5 and 10, includes the client's own model: its code
+  downloads 4 and 9 others.
 - |.| is the L2 norm over all parameters (`norm=l1` matches the authors' code).
 - With client sampling, clients download from the others of their cohort. In the authors' code they download from the
   last uploaders, and before the first round all clients train for an epoch (`available=uploaded`). That code also draws

@@ -103,10 +103,11 @@ class Losses(NamedTuple):
 class FedKD:
     """FedKD (Wu et al., 2022): a personal mentor and a shared, compressed mentee distill into each other."""
 
-    strength: float = knob(
+    distillation: float = knob(
         1.0,
         at_least=0,
         help="factor of what mentor and mentee learn from each other; 0: Local beside FedAvg",
+        former="strength",
     )
     energy: float = knob(
         0.95,
@@ -142,7 +143,7 @@ class FedKD:
             """c + (KL + |h_v - W_k h_w|^2 / F) / (c_v + c_w) of each example."""
             divisor = jnp.maximum(entropy + other_entropy, LEAST)
             divisor = jax.lax.stop_gradient(divisor)
-            return entropy + self.strength * (divergence + distance) / divisor
+            return entropy + self.distillation * (divergence + distance) / divisor
 
         def mentor_objective(mentor: Mentor, mentee: Params, batch: Batch) -> Array:
             """For v_k and W_k, w_k fixed."""

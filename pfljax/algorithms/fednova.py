@@ -8,7 +8,7 @@ Wang, Liu, Liang, Joshi, Poor, "Tackling the objective inconsistency problem in 
         (1 - rho^s) / (1 - rho) with momentum rho, the sum of (1 - eta mu)^(tau_k - s) with a proximal term;
     theta <- theta - (sum_k p_k a_k) (sum_k p_k d_k),  p_k = n_k / sum_k n_k.
 
-With the solver's epochs, clients with more examples take more steps. With `most_epochs`, clients also draw their number
+With the solver's epochs, clients with more examples take more steps. With `max_epochs`, clients also draw their number
 of epochs anew in every round (the paper: 2 to 5). The solver's optimizer may have momentum.
 
 Departures from the paper: a_k is measured: it is the distance that the client's freshly started optimizer moves one
@@ -58,34 +58,38 @@ class FedNova:
         0.0,
         at_least=0,
         grid=(0.0, 0.001, 0.005, 0.01),
-        help="strength of the proximal term; 0: none",
+        help="weight of the proximal term; 0: none",
     )
-    most_epochs: int | None = knob(
+    max_epochs: int | None = knob(
         None,
         at_least=1,
         at_most=1_000_000,
-        help="each client draws its number of epochs, at most this; not given: the solver's epochs",
+        help="each client draws its number of epochs, at most this. Default: the solver's epochs",
+        former="most_epochs",
     )
-    least_epochs: int = knob(
-        2, at_least=1, help="smallest number of epochs drawn if most_epochs is given"
+    min_epochs: int = knob(
+        2,
+        at_least=1,
+        help="smallest number of epochs drawn if max_epochs is given",
+        former="least_epochs",
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        passes = problem.passes(self.most_epochs) if self.most_epochs else 1
-        if self.most_epochs is not None:
-            if self.most_epochs < self.least_epochs:
-                text = f"accepted: 1 to {self.most_epochs} (most_epochs)"
-                raise ArgumentError("least_epochs", text, self.least_epochs)
-            problem = problem.with_epochs(self.most_epochs)
+        passes = problem.passes(self.max_epochs) if self.max_epochs else 1
+        if self.max_epochs is not None:
+            if self.max_epochs < self.min_epochs:
+                text = f"accepted: 1 to {self.max_epochs} (max_epochs)"
+                raise ArgumentError("min_epochs", text, self.min_epochs)
+            problem = problem.with_epochs(self.max_epochs)
         check_optimizer(problem)
         solver = problem.solver
 
         def draw_num_steps(context: ClientContext, size: Array) -> Array:
             """tau_k."""
-            if self.most_epochs is None:
+            if self.max_epochs is None:
                 return solver.num_steps(size, problem.n_max)
             key = jax.random.fold_in(context.key, EPOCHS)
-            epochs = jax.random.randint(key, (), self.least_epochs, self.most_epochs + 1)
+            epochs = jax.random.randint(key, (), self.min_epochs, self.max_epochs + 1)
             return solver.with_epochs(1).num_steps(size, problem.n_max) * epochs
 
         def path_length(context: ClientContext, models: Params, num_steps: Array) -> Array:

@@ -47,14 +47,19 @@ NEVER = (
 class FedNTD:
     """FedNTD (Lee et al., 2022): FedAvg with distillation of the global model over the classes that are not true."""
 
-    beta: float = knob(
+    distillation: float = knob(
         1.0,
         at_least=0,
         grid=(0.1, 0.3, 1.0, 3.0),
-        help="strength of the distillation; 0 is FedAvg",
+        help="beta, weight of the distillation; 0 is FedAvg",
+        former="beta",
     )
-    tau: float = knob(
-        1.0, above=0, grid=(0.5, 1.0, 3.0), help="temperature of the distilled probabilities"
+    temperature: float = knob(
+        1.0,
+        above=0,
+        grid=(0.5, 1.0, 3.0),
+        help="tau, temperature of the distilled probabilities",
+        former="tau",
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -65,7 +70,7 @@ class FedNTD:
         def not_true(logits: Array, y: Array) -> Array:
             """log q: log probabilities of the classes that are not true."""
             is_true = jax.nn.one_hot(y, num_classes, dtype=bool)
-            return jax.nn.log_softmax(jnp.where(is_true, NEVER, logits / self.tau))
+            return jax.nn.log_softmax(jnp.where(is_true, NEVER, logits / self.temperature))
 
         def train(context: ClientContext, models: Params, row: PyTree, data: ClientData) -> Trained:
             _, whole = problem.whole(context, models)
@@ -77,8 +82,8 @@ class FedNTD:
                 ours = not_true(model.apply(params, x, mode), y)
                 theirs = not_true(model.apply(global_model, x), y)
                 divergence = optax.losses.kl_divergence_with_log_targets(ours, theirs)
-                distillation = self.tau**2 * model.mean_over_positions(divergence, y)
-                return solver.loss(params, x, y, mode) + self.beta * distillation
+                distillation = self.temperature**2 * model.mean_over_positions(divergence, y)
+                return solver.loss(params, x, y, mode) + self.distillation * distillation
 
             return problem.with_loss(loss).fit(context, models, data.train)
 

@@ -44,21 +44,25 @@ class Moments(NamedTuple):
 class FedAvgM:
     """FedAvg with server momentum (Hsu et al., 2019): the server accumulates clients' updates."""
 
-    momentum: float = knob(
+    server_momentum: float = knob(
         0.9,
         at_least=0,
         below=1,
         grid=(0.0, 0.7, 0.9, 0.97, 0.99),
-        help="server momentum; 0 with rate 1 is FedAvg",
+        help="server momentum; 0 with server_learning_rate 1 is FedAvg",
+        former="momentum",
     )
-    rate: float = knob(
+    server_learning_rate: float = knob(
         1.0,
         above=0,
         help="server learning rate; 1 - momentum moves as far as FedAvg in the long run",
+        former="rate",
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        return averaging(problem, server_optimizer=optax.sgd(self.rate, self.momentum))
+        return averaging(
+            problem, server_optimizer=optax.sgd(self.server_learning_rate, self.server_momentum)
+        )
 
 
 @method(keeps="nothing", travels="the global model, both ways")
@@ -66,12 +70,15 @@ class FedAvgM:
 class FedAdam:
     """FedAdam, FedYogi, FedAdagrad (Reddi et al., 2021): an adaptive optimizer at the server."""
 
-    optimizer: Literal["adam", "yogi", "adagrad"] = knob("adam", help="server optimizer")
-    rate: float = knob(
+    server_optimizer: Literal["adam", "yogi", "adagrad"] = knob(
+        "adam", help="server optimizer", former="optimizer"
+    )
+    server_learning_rate: float = knob(
         0.01,
         above=0,
         grid=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
         help="server learning rate",
+        former="rate",
     )
     tau: float = knob(
         0.001,
@@ -84,24 +91,24 @@ class FedAdam:
         None,
         at_least=0,
         below=1,
-        help="decay of the first moment; not given: the paper's, 0 for adagrad, else 0.9",
+        help="decay of the first moment. Default: the paper's, 0 for adagrad, else 0.9",
     )
     beta2: float | None = knob(
         None,
         at_least=0,
         below=1,
-        help="decay of adam's and yogi's second moment; not given: the paper's 0.99",
+        help="decay of adam's and yogi's second moment. Default: the paper's 0.99",
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        if self.optimizer == "adagrad" and self.beta2 is not None:
+        if self.server_optimizer == "adagrad" and self.beta2 is not None:
             text = "accepted only with adam and yogi; adagrad's second moment does not decay"
             raise ArgumentError("beta2", text)
         return averaging(problem, server_optimizer=self.adaptive())
 
     def adaptive(self) -> optax.GradientTransformation:
         """Algorithm 2's step; unlike optax's optimizers, it has no bias correction and starts v at tau^2."""
-        default_beta1 = 0.0 if self.optimizer == "adagrad" else 0.9
+        default_beta1 = 0.0 if self.server_optimizer == "adagrad" else 0.9
         beta1 = default_beta1 if self.beta1 is None else self.beta1
         beta2 = 0.99 if self.beta2 is None else self.beta2
 
@@ -110,15 +117,15 @@ class FedAdam:
             return beta1 * m + (1 - beta1) * d
 
         def second_moment(v: Array, d: Array) -> Array:
-            if self.optimizer == "adagrad":
+            if self.server_optimizer == "adagrad":
                 return v + d**2
-            if self.optimizer == "yogi":
+            if self.server_optimizer == "yogi":
                 return v - (1 - beta2) * d**2 * jnp.sign(v - d**2)
             return beta2 * v + (1 - beta2) * d**2
 
         def step(m: Array, v: Array) -> Array:
             """-rate m / (sqrt(v) + tau)."""
-            return -self.rate * m / (jnp.sqrt(v) + self.tau)
+            return -self.server_learning_rate * m / (jnp.sqrt(v) + self.tau)
 
         def init(params: Params) -> Moments:
             m = jax.tree.map(jnp.zeros_like, params)

@@ -109,7 +109,7 @@ class FedPAC:
         None,
         at_least=1,
         grid=(1, 5),
-        help="number of epochs for the body; not given: as in local training",
+        help="number of epochs for the body. Default: as in local training",
     )
 
     def build(self, problem: Problem) -> Algorithm:

@@ -4,7 +4,7 @@ Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: federated prototype learning 
 2022).
 
     A round: client k receives the prototypes P (C, F) and takes local steps, from its own theta_k, on
-        l_k(theta_k) + strength |f(x) - P_y|^2 / F,  f the features, for examples whose class has a prototype;
+        l_k(theta_k) + alignment |f(x) - P_y|^2 / F,  f the features, for examples whose class has a prototype;
     it sends, for each class, the sum of its examples' features under the new theta_k and their number;
     P_c <- the mean over all examples of class c that were sent; it stays if there are none. With mean="uniform", it is
     the mean of the clients' means, as in the authors' code.
@@ -75,11 +75,12 @@ class Prototypes(NamedTuple):
 class FedProto:
     """FedProto (Tan et al., 2022): clients keep their models and share only class prototypes (mean features)."""
 
-    strength: float = knob(
+    alignment: float = knob(
         1.0,
         at_least=0,
         grid=(0.1, 1.0, 4.0),
         help="lambda, pull of features toward prototypes; 0 with head is Local",
+        former="strength",
     )
     predict: Literal["nearest", "head"] = knob(
         "nearest", help="predict by the nearest prototype, or by the model's own last layer"
@@ -99,11 +100,11 @@ class FedProto:
             """The problem with the pull in each example's loss, so that private training clips its gradient, too."""
 
             def loss(params: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
-                """l_k + strength |f(x) - P_y|^2 / F."""
+                """l_k + alignment |f(x) - P_y|^2 / F."""
                 features = model.features(params, x, mode)
                 distance = jnp.square(features - prototypes.mean[y]).mean(axis=-1)
                 pull = jnp.where(prototypes.count[y] > 0, distance, 0)
-                return solver.loss(params, x, y, mode) + self.strength * pull
+                return solver.loss(params, x, y, mode) + self.alignment * pull
 
             return problem.with_loss(loss)
 

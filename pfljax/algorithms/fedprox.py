@@ -40,7 +40,7 @@ class FedProx:
         0.1,
         at_least=0,
         grid=(0.001, 0.01, 0.1, 1.0),
-        help="strength of the proximal term; 0 is FedAvg",
+        help="weight of the proximal term; 0 is FedAvg",
     )
 
     def build(self, problem: Problem) -> Algorithm:

@@ -38,13 +38,13 @@ class FedRep:
         None,
         at_least=1,
         grid=(1, 5),
-        help="number of epochs for the body; not given: as in local training",
+        help="number of epochs for the body. Default: as in local training",
     )
     personal_layers: int = knob(
         1,
         at_least=0,
         grid=(1, 2),
-        help="number of personal last layers; 0 is FedAvg with `body_epochs` epochs",
+        help="number of personal last layers; 0 is FedAvg with body_epochs epochs",
     )
 
     def build(self, problem: Problem) -> Algorithm:

@@ -65,11 +65,18 @@ class Server(NamedTuple):
 class FedTP:
     """FedTP (Li et al., 2023): a hypernetwork generates each client's attention projections; the rest is averaged."""
 
-    rate: float = knob(0.1, at_least=0, grid=(0.01, 0.03, 0.1), help="server learning rate")
-    momentum: float = knob(
-        0.9, at_least=0, below=1, grid=(0.0, 0.9), help="momentum of the server's SGD"
+    server_learning_rate: float = knob(
+        0.1, at_least=0, grid=(0.01, 0.03, 0.1), help="server learning rate", former="rate"
     )
-    decay: float = knob(0.001, at_least=0, help="weight decay of v and phi")
+    server_momentum: float = knob(
+        0.9,
+        at_least=0,
+        below=1,
+        grid=(0.0, 0.9),
+        help="momentum of the server's SGD",
+        former="momentum",
+    )
+    weight_decay: float = knob(0.001, at_least=0, help="weight decay of v and phi", former="decay")
     hidden: int = knob(
         150, at_least=1, at_most=100_000, grid=(50, 150), help="width of the hidden layers"
     )
@@ -96,7 +103,8 @@ class FedTP:
         hidden_widths = [self.hidden] * (1 + self.layers)
         widths = (self.embedding, *hidden_widths)
         optimizer = optax.chain(
-            optax.add_decayed_weights(self.decay), optax.sgd(self.rate, self.momentum)
+            optax.add_decayed_weights(self.weight_decay),
+            optax.sgd(self.server_learning_rate, self.server_momentum),
         )
         server_optimizer = hypernetwork.server_optimizer(problem, optimizer)
 

@@ -6,7 +6,7 @@ Liu, Shen, Yang, "Federated representation learning in the under-parameterized r
         N_k(H) = |H H' / |H H'| - (I - 11' / C) * (m_k m_k') / sqrt(C - 1)|,  with Frobenius norms.
     A round: client k receives theta, and minimizes
         CE + l1 N_k(H) + l2 |H|^2 + l3 mean |z|^2
-    over its head phi_k for `head_epochs` epochs, theta fixed; then over both for `epochs` epochs, to theta_k and phi_k;
+    over its head phi_k for `head_epochs` epochs, theta fixed; then over both for `joint_epochs`, to theta_k and phi_k;
     theta <- sum_k n_k theta_k / sum_k n_k;  phi_k <- phi_k - eta / S grad N_k(H_k), the step of the server.
     Client k predicts with theta and phi_k.
 
@@ -53,18 +53,27 @@ class FLUTE:
     collapse: float = knob(
         0.25, at_least=0, grid=(0.0, 0.25, 1.0), help="l1, pull of heads to a simplex of classes"
     )
-    decay: float = knob(0.0025, at_least=0, help="l2, weight of the head's squared norm")
+    weight_decay: float = knob(
+        0.0025, at_least=0, help="l2, weight of the head's squared norm", former="decay"
+    )
     features: float = knob(
         0.005, at_least=0, grid=(0.0, 0.005, 0.05), help="l3, weight of features' squared norm"
     )
-    server_rate: float = knob(
-        0.5, at_least=0, help="eta, rate of the server's step for the heads of S clients"
+    server_learning_rate: float = knob(
+        0.5,
+        at_least=0,
+        help="eta, rate of the server's step for the heads of S clients",
+        former="server_rate",
     )
     head_epochs: int = knob(
         10, at_least=1, grid=(1, 5, 10), help="number of epochs for the head, with the body fixed"
     )
-    epochs: int | None = knob(
-        None, at_least=1, grid=(1, 5), help="epochs for both; not given: as in local training"
+    joint_epochs: int | None = knob(
+        None,
+        at_least=1,
+        grid=(1, 5),
+        help="epochs for both. Default: as in local training",
+        former="epochs",
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -82,7 +91,7 @@ class FLUTE:
         def body_and_head(params: Params) -> tuple[Params, Params]:
             return tree.partition(params, is_body(params))
 
-        phases = [Phase(is_head, self.head_epochs), Phase(is_any, self.epochs)]
+        phases = [Phase(is_head, self.head_epochs), Phase(is_any, self.joint_epochs)]
 
         # ---- The client.
 
@@ -98,7 +107,9 @@ class FLUTE:
                 """CE + l1 N_k(H) + l2 |H|^2 + l3 |z|^2."""
                 h = heads.matrix(problem, params)
                 z = model.features(params, x, mode)
-                of_head = self.collapse * distance(h, present) + self.decay * jnp.square(h).sum()
+                of_head = (
+                    self.collapse * distance(h, present) + self.weight_decay * jnp.square(h).sum()
+                )
                 of_features = self.features * jnp.square(z).sum(axis=-1)
                 return solver.loss(params, x, y, mode) + of_head + of_features
 
@@ -120,7 +131,7 @@ class FLUTE:
                 h = heads.matrix(problem, tree.combine(head, body))
                 return distance(h, present)
 
-            rate = self.server_rate / problem.expected_clients
+            rate = self.server_learning_rate / problem.expected_clients
             gradient = jax.grad(distance_of)(params)
             return joined(tree.subtract(params, tree.scale(gradient, rate)), statistics)
 
@@ -142,7 +153,7 @@ class FLUTE:
 
         # ---- Accounting.
 
-        epochs = "as given" if self.epochs is None else self.epochs
+        epochs = "as given" if self.joint_epochs is None else self.joint_epochs
         return averaging(
             problem,
             shared=is_body,
@@ -152,7 +163,7 @@ class FLUTE:
             adapt=adapt,
             ledger=Ledger(
                 gradients=1,
-                passes=problem.passes(self.head_epochs) + problem.passes(self.epochs),
+                passes=problem.passes(self.head_epochs) + problem.passes(self.joint_epochs),
                 unaccounted="which classes a client has, in the loss",
             ),
             report=Report(

@@ -57,17 +57,19 @@ ADDED = "conditional"  # the branch of E and V beside the model's own
 class GPFL:
     """GPFL (Zhang et al., 2023): global and personalized features, steered by shared embeddings of the classes."""
 
-    strength: float = knob(
+    alignment: float = knob(
         0.01,
         at_least=0,
         grid=(0.0001, 0.01),
         help="lambda, pull of features to their embedding",
+        former="strength",
     )
-    mu: float = knob(
+    weight_decay: float = knob(
         0.1,
         at_least=0,
         grid=(0.0, 0.1, 1.0),
-        help="weight decay of the embeddings and the valve",
+        help="mu, weight decay of the embeddings and the valve",
+        former="mu",
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -127,12 +129,12 @@ class GPFL:
                 of_category = optax.losses.softmax_cross_entropy_with_integer_labels(cosines, y)
                 # lambda |V(z, g) - E_y as received|
                 distance = norm(z - received[y])[..., 0]
-                return of_labels + of_category + self.strength * distance
+                return of_labels + of_category + self.alignment * distance
 
             def objective(pair: Pair, memory: PyTree, batch: Batch) -> tuple[Array, PyTree]:
                 """The mean loss + mu / 2 |(E, V)|^2."""
                 added = pair.shared[ADDED]
-                decay = self.mu / 2 * tree.inner(added, added)
+                decay = self.weight_decay / 2 * tree.inner(added, added)
                 return solver.with_loss(loss).mean_loss(pair, batch) + decay, memory
 
             direction = pairs.joint(objective)

@@ -100,8 +100,12 @@ class HiLoRA:
     orthogonality: float = knob(
         0.1, at_least=0, grid=(0.01, 0.1, 1.0), help="strength of the penalty between tiers"
     )
-    decay: float = knob(
-        0.5, at_least=0, below=1, help="lambda, decay of a client's basis from round to round"
+    basis_decay: float = knob(
+        0.5,
+        at_least=0,
+        below=1,
+        help="lambda, decay of a client's basis from round to round",
+        former="decay",
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -193,7 +197,7 @@ class HiLoRA:
             params = tree.first(trained.models)
 
             # C_k <- decay C_k + (1 - decay) B_k / |B_k|, in the root's stage.
-            moved = moved_basis(problem, row.basis, params, self.decay)
+            moved = moved_basis(problem, row.basis, params, self.basis_decay)
             basis = tree.where(stage == ROOT, moved, row.basis)
 
             # The leaf stays with the client.

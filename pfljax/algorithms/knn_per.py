@@ -85,7 +85,7 @@ class KNNPer:
         10,
         at_least=0,
         at_most=10_000,
-        help="n: validation examples choose lambda from 0, 1/n, ..., 1; 0: use `mix`",
+        help="n: validation examples choose lambda from 0, 1/n, ..., 1; 0: use mix",
     )
 
     def build(self, problem: Problem) -> Algorithm:

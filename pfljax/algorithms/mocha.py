@@ -4,13 +4,13 @@ Smith, Chiang, Sanjabi, Talwalkar, "Federated multi-task learning" (NeurIPS 2017
 relationship of Zhang and Yeung, "A convex formulation for learning task relationships in multi-task
 learning" (UAI 2010):
 
-    min over W, Omega of  sum_k l_k(w_k) + strength / 2 tr(W' Omega^-1 W),
+    min over W, Omega of  sum_k l_k(w_k) + mu / 2 tr(W' Omega^-1 W),
         Omega positive, tr Omega = 1.
 
     At first Omega = I / K.
     A round: client k receives u_k = sum_{j != k} (Omega^-1)_kj w_j and (Omega^-1)_kk;
     w_k takes local steps on the part of the objective that depends on it, with the other w_j fixed,
-        l_k(w_k) + strength / 2 ((Omega^-1)_kk |w_k|^2 + 2 w_k . u_k);  client k sends w_k;
+        l_k(w_k) + mu / 2 ((Omega^-1)_kk |w_k|^2 + 2 w_k . u_k);  client k sends w_k;
     the server: Omega <- (W W')^(1/2) / tr (W W')^(1/2), which minimizes the objective in Omega
         (Zhang & Yeung).
     Client k predicts with w_k.
@@ -84,11 +84,12 @@ class Server(NamedTuple):
 class MOCHA:
     """MOCHA (Smith et al., 2017): multi-task learning that also learns the relationship between tasks."""
 
-    strength: float = knob(
+    mu: float = knob(
         0.01,
         at_least=0,
         grid=(0.001, 0.003, 0.01, 0.03),
-        help="strength of the regularization by Omega; 0 is Local",
+        help="lambda, weight of the regularization by Omega; 0 is Local",
+        former="strength",
     )
     ridge: float = knob(
         0.1,
@@ -119,11 +120,11 @@ class MOCHA:
             pull = tree.first(pulls)
 
             def objective(params: Params, batch: Batch) -> Array:
-                """l_k(w_k) + strength / 2 ((Omega^-1)_kk |w_k|^2 + 2 w_k . u_k)."""
+                """l_k(w_k) + mu / 2 ((Omega^-1)_kk |w_k|^2 + 2 w_k . u_k)."""
                 weights = last_layer(params)
                 square = tree.inner(weights, weights)
                 penalty = pull.own * square + 2 * tree.inner(weights, pull.others)
-                return solver.mean_loss(params, batch) + self.strength / 2 * penalty
+                return solver.mean_loss(params, batch) + self.mu / 2 * penalty
 
             # w_k takes local steps, as do the layers below it.
             personal, loss = problem.fit_personal(context, personal, data.train, objective)

@@ -64,9 +64,15 @@ class MOON:
         1.0,
         at_least=0,
         grid=(0.1, 1.0, 5.0, 10.0),
-        help="strength of the contrastive loss; 0 is FedAvg",
+        help="weight of the contrastive loss; 0 is FedAvg",
     )
-    tau: float = knob(0.5, above=0, grid=(0.1, 0.5, 1.0), help="temperature of the similarities")
+    temperature: float = knob(
+        0.5,
+        above=0,
+        grid=(0.1, 0.5, 1.0),
+        help="tau, temperature of the similarities",
+        former="tau",
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         model = problem.model
@@ -88,7 +94,7 @@ class MOON:
                 z = model.features(params, x)
                 z_glob = model.features(global_model, x)
                 z_prev = model.features(previous, x)
-                closer = (cosine(z, z_glob) - cosine(z, z_prev)) / self.tau
+                closer = (cosine(z, z_glob) - cosine(z, z_prev)) / self.temperature
                 contrast = model.mean_over_positions(jax.nn.softplus(-closer), y)
                 return solver.loss(params, x, y, mode) + self.mu * contrast
 

@@ -84,8 +84,12 @@ class Server(NamedTuple):
 class PeFLL:
     """PeFLL (Scott et al., 2024): a network describes a client, and a hypernetwork makes its model of that."""
 
-    rate: float = knob(
-        0.001, at_least=0, grid=(0.0003, 0.001, 0.003), help="the server's learning rate"
+    server_learning_rate: float = knob(
+        0.001,
+        at_least=0,
+        grid=(0.0003, 0.001, 0.003),
+        help="the server's learning rate",
+        former="rate",
     )
     clip: float = knob(
         50.0, above=0, infinite=True, help="largest norm of the server's gradient; inf: any"
@@ -116,7 +120,9 @@ class PeFLL:
         size = self.embedding or max(1 + problem.num_clients // 4, 8)
         phi_widths = (self.hidden, self.hidden, size)
         network_widths = (size, *[self.hidden] * (1 + self.layers))
-        optimizer = optax.chain(optax.clip_by_global_norm(self.clip), optax.adam(self.rate))
+        optimizer = optax.chain(
+            optax.clip_by_global_norm(self.clip), optax.adam(self.server_learning_rate)
+        )
         server_optimizer = hypernetwork.server_optimizer(problem, optimizer)
 
         def model_of(server: Server, v: Array) -> Params:

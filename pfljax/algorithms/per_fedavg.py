@@ -51,11 +51,12 @@ from pfljax.settings.method import knob, method
 class PerFedAvg:
     """Per-FedAvg (Fallah et al., 2020): a global model that one gradient step turns into a good personal model."""
 
-    alpha: float = knob(
+    personal_learning_rate: float = knob(
         0.03,
         at_least=0,
         grid=(0.003, 0.01, 0.03, 0.1),
-        help="learning rate of the personalizing step; 0 is FedAvg",
+        help="alpha, learning rate of the personalizing step; 0 is FedAvg",
+        former="alpha",
     )
     form: Literal["first_order", "hessian_free"] = knob(
         "first_order",
@@ -63,7 +64,7 @@ class PerFedAvg:
     )
     delta: float = knob(0.001, above=0, help="step size of these differences")
     adapt_steps: int = knob(
-        1, at_least=0, help="number of steps at rate alpha before a client predicts"
+        1, at_least=0, help="number of steps at this rate before a client predicts"
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -80,7 +81,7 @@ class PerFedAvg:
             """
             # theta~ <- theta - alpha grad f_k(theta; D)
             inner = slope_at(theta, ahead=1, number=3)
-            theta_tilde = subtract_scaled(theta, inner.gradient, self.alpha)
+            theta_tilde = subtract_scaled(theta, inner.gradient, self.personal_learning_rate)
             # grad f_k(theta~; D'), whose forward pass writes the batch statistics
             outer = slope_at(theta_tilde, ahead=0, number=0)
             # first_order:  H = 0
@@ -96,7 +97,7 @@ class PerFedAvg:
             difference = tree.subtract(slope_plus.gradient, slope_minus.gradient)
             hessian_v = tree.scale(difference, 1 / (2 * self.delta))
             # (I - alpha H) v
-            gradient = subtract_scaled(v, hessian_v, self.alpha)
+            gradient = subtract_scaled(v, hessian_v, self.personal_learning_rate)
             return outer._replace(gradient=gradient), memory
 
         def train(context: ClientContext, models: Params, row: PyTree, data: ClientData) -> Trained:
@@ -115,7 +116,7 @@ class PerFedAvg:
                 model = joined(theta, statistics)
                 _, model_gradient = solver.loss_and_gradient(model, data.train)
                 gradient, _ = solver.without_statistics(model_gradient)
-                return subtract_scaled(theta, gradient, self.alpha)
+                return subtract_scaled(theta, gradient, self.personal_learning_rate)
 
             adapted = jax.lax.fori_loop(0, self.adapt_steps, adapt_step, theta)
             return Prediction.one(joined(adapted, statistics))

@@ -72,11 +72,12 @@ class Unlabeled(NamedTuple):
 class PerAda:
     """PerAda (Xie et al., 2024): personal adapters near a global one, which a server distills from all clients'."""
 
-    strength: float = knob(
+    mu: float = knob(
         1.0,
         at_least=0,
         grid=(0.01, 0.1, 1.0),
         help="lambda, pull to the global adapters; 0: Local",
+        former="strength",
     )
     share: float = knob(
         0.05,
@@ -84,10 +85,18 @@ class PerAda:
         at_most=1,
         static=True,
         grid=(0.025, 0.05, 0.1),
-        help="the server's of all inputs; 0: Ditto",
+        help="share of all inputs that the server has; 0: Ditto",
     )
-    steps: int = knob(20, at_least=1, grid=(20, 100), help="number of the server's steps per round")
-    rate: float = knob(0.001, at_least=0, grid=(0.001, 0.01), help="the server's learning rate")
+    server_steps: int = knob(
+        20,
+        at_least=1,
+        grid=(20, 100),
+        help="number of the server's steps per round",
+        former="steps",
+    )
+    server_learning_rate: float = knob(
+        0.001, at_least=0, grid=(0.001, 0.01), help="the server's learning rate", former="rate"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         model = problem.model
@@ -102,7 +111,7 @@ class PerAda:
             def objective(params: Params, batch: Batch) -> Array:
                 distance = solver.squared_distance(params, global_model)
                 mean_loss = solver.mean_loss(params, batch.of_model(1))
-                return mean_loss + self.strength / 2 * distance
+                return mean_loss + self.mu / 2 * distance
 
             return objective
 
@@ -171,7 +180,7 @@ class PerAda:
         if not self.share:
             return algorithm
 
-        schedule = optax.cosine_decay_schedule(self.rate, self.steps)
+        schedule = optax.cosine_decay_schedule(self.server_learning_rate, self.server_steps)
         optimizer = optax.adam(schedule)
 
         def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
@@ -189,7 +198,7 @@ class PerAda:
             is_real = (jnp.arange(capacity) < unlabeled.size) & (weight > 0)
             global_model = tree.first(state.models)
             distilled = distill(
-                problem, global_model, optimizer, unlabeled.x, teacher, is_real, self.steps
+                problem, global_model, optimizer, unlabeled.x, teacher, is_real, self.server_steps
             )
             return state.with_models(tree.stack_one(distilled)), metrics
 

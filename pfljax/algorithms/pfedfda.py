@@ -111,7 +111,7 @@ class PFedFDA:
         None,
         at_least=0,
         at_most=1,
-        help="a and b, weights of the client's own Gaussians; not given: cross-validated",
+        help="a and b, weights of the client's own Gaussians. Default: cross-validated",
     )
     coefficients: Literal["two", "one"] = knob(
         "two", help="a and b apart, or one for means and covariance"

@@ -3,7 +3,7 @@
 Ye, Ni, Wu, Chen, Wang, "Personalized federated learning with inferred collaboration graphs" (ICML
 2023).
 
-    A round: client k receives u_k and trains it to w_k on l_k(w) - strength cos(w, u_k);
+    A round: client k receives u_k and trains it to w_k on l_k(w) - mu cos(w, u_k);
     a_k <- argmin over the simplex of
         sum_j (alpha (a_kj - p_j)^2 - a_kj cos(w_k - w_0, w_j - w_0)),
     the point of the simplex nearest to p + cos(...) / (2 alpha);
@@ -69,8 +69,12 @@ class PFedGraph:
     alpha: float = knob(
         0.8, above=0, grid=(0.2, 0.8, 3.2), help="pull of the graph toward n_k / n; near 0: Local"
     )
-    strength: float = knob(
-        0.01, at_least=0, grid=(0.01, 0.1, 1.0), help="lambda, factor of the cosine to u_k"
+    mu: float = knob(
+        0.01,
+        at_least=0,
+        grid=(0.01, 0.1, 1.0),
+        help="lambda, factor of the cosine to u_k",
+        former="strength",
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -80,14 +84,14 @@ class PFedGraph:
         # ---- The client.
 
         def objective_near(received: Params) -> Objective:
-            """l_k(w) - strength cos(w, u_k)."""
+            """l_k(w) - mu cos(w, u_k)."""
             u, _ = solver.without_statistics(received)
 
             def objective(params: Params, batch: Batch) -> Array:
                 loss = solver.mean_loss(params, batch)
                 product = tree.inner(params, u)
                 cosine = cosines(product, tree.inner(params, params), tree.inner(u, u))
-                return loss - self.strength * cosine
+                return loss - self.mu * cosine
 
             return objective
 

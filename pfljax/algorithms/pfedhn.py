@@ -62,19 +62,30 @@ from pfljax.settings.method import knob, method
 class PFedHN:
     """pFedHN (Shamsian et al., 2021): a hypernetwork at the server generates every client's model."""
 
-    rate: float = knob(
-        0.01, at_least=0, grid=(0.001, 0.003, 0.01, 0.03), help="server learning rate"
+    server_learning_rate: float = knob(
+        0.01,
+        at_least=0,
+        grid=(0.001, 0.003, 0.01, 0.03),
+        help="server learning rate",
+        former="rate",
     )
-    optimizer: Literal["sgd", "adam"] = knob("sgd", help="server optimizer")
-    momentum: float = knob(
-        0.9, at_least=0, below=1, grid=(0.0, 0.9), help="momentum of the server's SGD"
+    server_optimizer: Literal["sgd", "adam"] = knob(
+        "sgd", help="server optimizer", former="optimizer"
+    )
+    server_momentum: float = knob(
+        0.9,
+        at_least=0,
+        below=1,
+        grid=(0.0, 0.9),
+        help="momentum of the server's SGD",
+        former="momentum",
     )
     clip: float = knob(
         50.0, above=0, infinite=True, help="largest norm of the server's gradient; inf: any"
     )
     initialization: Literal["torch", "he"] | None = knob(
         None,
-        help="of the trunk, PyTorch's or He's; not given: torch with one client per round, "
+        help="initialization of the trunk, PyTorch's or He's. Default: torch with one client per round, "
         "otherwise he",
     )
     hidden: int = knob(
@@ -103,10 +114,10 @@ class PFedHN:
         default = "torch" if problem.cohort_size == 1 else "he"
         initialization = self.initialization or default
 
-        if self.optimizer == "adam":
-            optimizer = optax.adam(self.rate)
+        if self.server_optimizer == "adam":
+            optimizer = optax.adam(self.server_learning_rate)
         else:
-            optimizer = optax.sgd(self.rate, momentum=self.momentum)
+            optimizer = optax.sgd(self.server_learning_rate, momentum=self.server_momentum)
         optimizer = optax.chain(optax.clip_by_global_norm(self.clip), optimizer)
         server_optimizer = hypernetwork.server_optimizer(problem, optimizer)
 

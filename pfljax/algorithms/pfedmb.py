@@ -79,8 +79,12 @@ class PFedMB:
         grid=(2, 3, 5, 10),
         help="B, number of branches; 1 is FedAvg",
     )
-    alpha_rate: float = knob(
-        0.1, above=0, grid=(0.03, 0.1, 0.3, 1.0), help="eta_alpha, learning rate of alpha"
+    alpha_learning_rate: float = knob(
+        0.1,
+        above=0,
+        grid=(0.03, 0.1, 0.3, 1.0),
+        help="eta_alpha, learning rate of alpha",
+        former="alpha_rate",
     )
     simplex: Literal["projection", "softmax"] = knob(
         "projection", help="how alpha stays on the simplex"
@@ -106,7 +110,7 @@ class PFedMB:
             return problem.plan.over_rows(optax.projections.projection_simplex, alpha)
 
         # The optimizer of alpha's parameters, and their first values, for equal weights
-        alpha_optimizer = optax.with_extra_args_support(optax.sgd(self.alpha_rate))
+        alpha_optimizer = optax.with_extra_args_support(optax.sgd(self.alpha_learning_rate))
         first_value = 0.0
         if self.simplex == "projection":
             alpha_optimizer = projected(alpha_optimizer, project)

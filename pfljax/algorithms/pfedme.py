@@ -3,7 +3,8 @@
 Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes" (NeurIPS 2020).
 
     F_k(w) = min_theta f_k(theta) + lambda / 2 |theta - w|^2                                                  (Eq. 2)
-    A local step on a mini-batch: theta <- `steps` steps toward that minimum; w <- w - eta lambda (w - theta)  (Eq. 8)
+    A local step on a mini-batch:
+        theta <- `personal_steps` steps toward that minimum; w <- w - eta lambda (w - theta)                  (Eq. 8)
     w <- (1 - beta) w + beta sum_k n_k w_k / sum_k n_k;  client k predicts with its last theta.
 
 Departures from the paper: Only the cohort's clients train, not all clients. The mean is weighted by n_k. eta is the
@@ -44,16 +45,23 @@ from pfljax.settings.method import knob, method
 class PFedMe:
     """pFedMe (Dinh et al., 2020): personal models near a global model, by Moreau envelopes."""
 
-    strength: float = knob(
+    mu: float = knob(
         15.0,
         above=0,
         grid=(5.0, 10.0, 15.0, 20.0, 30.0),
         help="lambda, pull of the personal model toward the global one",
+        former="strength",
     )
-    steps: int = knob(
-        5, at_least=1, grid=(3, 5, 7), help="number of personal-model steps per mini-batch"
+    personal_steps: int = knob(
+        5,
+        at_least=1,
+        grid=(3, 5, 7),
+        help="number of personal-model steps per mini-batch",
+        former="steps",
     )
-    rate: float = knob(0.1, above=0, grid=(0.01, 0.03, 0.1), help="learning rate of these steps")
+    personal_learning_rate: float = knob(
+        0.1, above=0, grid=(0.01, 0.03, 0.1), help="learning rate of these steps", former="rate"
+    )
     beta: float = knob(
         1.0, above=0, grid=(1.0, 2.0, 4.0), help="weight of the new mean in the global model"
     )
@@ -65,8 +73,10 @@ class PFedMe:
             """(theta - rate (grad f_k(theta) - lambda w)) / (1 + rate lambda)."""
 
             def moved(theta: Array, gradient: Array, w: Array) -> Array:
-                along = gradient - self.strength * w
-                return (theta - self.rate * along) / (1 + self.rate * self.strength)
+                along = gradient - self.mu * w
+                return (theta - self.personal_learning_rate * along) / (
+                    1 + self.personal_learning_rate * self.mu
+                )
 
             return jax.tree.map(moved, theta, gradient, w)
 
@@ -77,7 +87,7 @@ class PFedMe:
         def direction(
             slope_at: SlopeFunction, w: Params, last_theta: Params
         ) -> tuple[Slope, Params]:
-            # theta <- `steps` steps toward the minimum of Eq. 2, from w; each has its own dropout.
+            # theta <- `personal_steps` steps toward the minimum of Eq. 2, from w; each has its own dropout.
             at_w = slope_at(w)
             theta = toward_minimum(w, at_w.gradient, w)
 
@@ -85,10 +95,10 @@ class PFedMe:
                 gradient = slope_at(theta, number=number).gradient
                 return toward_minimum(theta, gradient, w)
 
-            theta = jax.lax.fori_loop(1, self.steps, step, theta)
+            theta = jax.lax.fori_loop(1, self.personal_steps, step, theta)
 
             # w <- w - eta lambda (w - theta)  (Eq. 8)
-            gradient = tree.scale(tree.subtract(w, theta), self.strength)
+            gradient = tree.scale(tree.subtract(w, theta), self.mu)
             return at_w._replace(gradient=gradient), theta
 
         def train(
@@ -113,13 +123,13 @@ class PFedMe:
                 of_params, _ = solver.without_statistics(gradient)
                 return toward_minimum(theta, of_params, w)
 
-            theta = jax.lax.fori_loop(0, self.steps, step, w)
+            theta = jax.lax.fori_loop(0, self.personal_steps, step, w)
             return Prediction.one(joined(theta, statistics))
 
         return averaging(
             problem,
             train=train,
-            ledger=Ledger(gradients=self.steps),
+            ledger=Ledger(gradients=self.personal_steps),
             first_row=first_row,
             server_optimizer=optax.sgd(self.beta),
             own_model=own_model,

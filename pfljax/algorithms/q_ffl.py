@@ -51,7 +51,7 @@ class QFFL:
     lipschitz: float | None = knob(
         None,
         above=0,
-        help="L, scale of the clients' updates; not given: 1 / learning rate, as in the paper",
+        help="L, scale of the clients' updates. Default: 1 / learning rate, as in the paper",
     )
 
     def build(self, problem: Problem) -> Algorithm:

@@ -62,7 +62,9 @@ class Scaffold:
     correction: float = knob(
         1.0, at_least=0, help="factor of the correction c - c_k in each step; 0 is FedAvg"
     )
-    rate: float = knob(1.0, above=0, help="eta_g, learning rate of the server")
+    server_learning_rate: float = knob(
+        1.0, above=0, help="eta_g, learning rate of the server", former="rate"
+    )
     option: Literal["I", "II"] = knob(
         "II",
         help="c_k+: the gradient at x over all of a client's examples (I), or its steps' mean "
@@ -116,7 +118,7 @@ class Scaffold:
 
         def server_step(received: Received, server: Server) -> ServerStep:
             # x <- x + rate (sum_k n_k y_k / sum_k n_k - x)
-            update = tree.scale(received.update, self.rate)
+            update = tree.scale(received.update, self.server_learning_rate)
             # c <- c + sum_k n_k (c_k+ - c_k) / sum_{all} n_k
             change = tree.scale(received.sums["control"], 1 / server.total_weight)
             control_variate = tree.add(server.control_variate, change)

@@ -288,13 +288,13 @@ def run_again(folder: Folder, training: Training, parts: Parts) -> Run:
             return parts.passed[name]
         if name not in records:
             raise ArgumentError(name, f"{NOT_RECORDED}; {recorded.hand_over(name)}")
-        return recorded.found(records[name], name)
+        return recorded.restored(records[name], name)
 
     has_own_loss = "local.loss" in folder.config.get("settings", {})
     if parts.local is None and has_own_loss and "local.loss" not in records:
         text = f"{NOT_RECORDED}; {recorded.hand_over('local.loss')}"
         raise ArgumentError("local.loss", text)
-    options = {name: recorded.found(records[name], name) for name in OPTIONS if name in records}
+    options = {name: recorded.restored(records[name], name) for name in OPTIONS if name in records}
     return Run(
         part("method"),
         training.clients,
@@ -315,7 +315,7 @@ def as_trained(config: Mapping[str, Any], clients: Federation) -> Federation:
 def local_again(parts: dict[str, Any], client_store: str) -> LocalTraining:
     """Makes local training again; without an optimizer or a schedule that was not recorded, it cannot train."""
     records = {name.removeprefix("local."): name for name in parts if name.startswith("local.")}
-    fields = {field: recorded.found(parts[name], name) for field, name in records.items()}
+    fields = {field: recorded.restored(parts[name], name) for field, name in records.items()}
     if not {"optimizer", "schedule"} <= fields.keys():
         if client_store == "disk":  # the clients' rows in the files contain its state
             cannot_train()

@@ -33,8 +33,8 @@ from pfljax.local.training import LocalTraining
 from pfljax.report import terms
 from pfljax.run.experiment import Experiment, groups_alike
 from pfljax.settings import grids
-from pfljax.settings.fields import Seeds, checked, fields_of, knob
-from pfljax.settings.method import told
+from pfljax.settings.fields import Seeds, checked, fields_of, knob, with_present_names
+from pfljax.settings.method import numbers_of_groups
 from pfljax.training.loop import Rounds, Schedule
 
 T = TypeVar("T")
@@ -334,7 +334,7 @@ def papers_knobs(method: Any, tell_groups: bool = False) -> dict[str, Sequence[A
 
     Knobs that the method is told are left out, and those of an instance that have other values than their defaults.
     """
-    known = told(method) if tell_groups else []
+    known = numbers_of_groups(method) if tell_groups else []
     found = {}
     for field in dataclasses.fields(method):
         values = field.metadata.get("grid")
@@ -470,6 +470,7 @@ def knobs_to_try(
     """Returns the values to try. Raises `ArgumentError` for a wrong name or value, before anything is trained."""
     if isinstance(knobs, str):
         return papers_knobs(method, tell_groups)
+    knobs = with_present_names(knobs, fields_of(type(method)), method.info.name)
     known = [field.name for field in dataclasses.fields(method)]
     for name, values in knobs.items():
         if (

@@ -26,12 +26,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     Args:
         argv: The command and its flags; None: `sys.argv`.
     """
-    name, *words = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    name, *words = arguments or ["--help"]
     if name in ("--help", "-h", "help"):
-        listed = "\n".join(f"  {command:10} {what}" for command, what in COMMANDS.items())
-        text = f"pfljax COMMAND [--flag=value ...]\n\n{listed}\n\npfljax COMMAND --help shows all flags of a command."
         try:
-            print(text, flush=True)
+            print(usage(), flush=True)
         except BrokenPipeError:
             end_unread()
         sys.exit(0)
@@ -44,6 +43,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     from pfljax.cli import launch  # imported late because it imports JAX
 
     launch.main(importlib.import_module(f"pfljax.cli.{name}").COMMAND, words)
+
+
+def usage() -> str:
+    """Returns the list of the commands."""
+    commands = [f"  {command:10} {text}" for command, text in COMMANDS.items()]
+    lines = ["pfljax COMMAND [--flag=value ...]", "", *commands, ""]
+    lines.append("pfljax COMMAND --help shows all flags of a command.")
+    return "\n".join(lines)
 
 
 def end_unread() -> NoReturn:

@@ -36,7 +36,7 @@ def run(
         given: Parts that are not built: "method", "model" and "local".
     """
     if "method" not in given:
-        recorded.found(config.get("method"), "method")  # registers a method of one's own
+        recorded.restored(config.get("method"), "method")  # registers a method of one's own
     settings = settings_of(config, client_store)
     return build.build_run(settings, settings.method, clients, trial_of(config), given)
 
@@ -56,6 +56,8 @@ def settings_of(config: Mapping[str, Any], client_store: str = "device") -> Sett
         paths.append("model")
     for flag in paths:
         flags[flag] = flags[flag] and str(folder / flags[flag])
+
+    # Execution is this machine's.
     flags |= {
         "plan": "auto",
         "devices": 0,

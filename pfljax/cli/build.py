@@ -22,6 +22,7 @@ from pfljax.contract import optional, processes
 from pfljax.data import Federation, partitions, sources
 from pfljax.evaluation.statistics import Trial
 from pfljax.settings import method, own_files, recorded
+from pfljax.settings.fields import nearest
 
 ALL = comparison.ALL
 TUNING_FRACTION = 0.25  # of the training examples, to tune on unless --validation_fraction is given
@@ -31,10 +32,11 @@ Clients = tuple[Federation, Federation | None]  # training clients, and clients 
 
 def read_methods(settings: Settings) -> list[str]:
     """Returns the methods in --method or --methods. Checks them, their knobs, --out and --tracker."""
-    if "method" in settings and not ("methods" in settings and settings.methods):
+    names = settings.values.get("methods")
+    if not names:
         names = [settings.method]
-    else:
-        names = list(method.METHODS) if settings.methods == [ALL] else settings.methods
+    elif names == [ALL]:
+        names = list(method.METHODS)
     for name in names:
         method.get(name)
     settings.check_knobs(names)
@@ -45,15 +47,14 @@ def read_methods(settings: Settings) -> list[str]:
 
 
 def build_method(settings: Settings, name: str) -> Any:
-    found = method.get(name)
-    return settings.make(found, prefix=f"{name}.")
+    return settings.make(method.get(name), prefix=f"{name}.")
 
 
 def build_source(settings: Settings, seed: int) -> sources.Source:
     kind, _, member = settings.dataset.partition(":")
     if kind not in sources.SOURCES or bool(member) != (kind == "tfds"):
-        known = [name + ":NAME" * (name == "tfds") for name in sources.SOURCES]
-        raise settings.error("dataset", f"unknown; accepted: {', '.join(known)}, file")
+        known = ["tfds:NAME" if name == "tfds" else name for name in sources.SOURCES]
+        raise settings.error("dataset", f"unknown; {nearest(kind, [*known, 'file'])}")
     num_clients = settings.num_clients or DEFAULT_CLIENTS
     return settings.make(sources.SOURCES[kind], seed=seed, num_clients=num_clients, name=member)
 
@@ -63,26 +64,26 @@ def build_partition(settings: Settings, source: sources.Source, seed: int) -> An
     name = settings.partition
     if name == "auto":
         if source.client is not None or source.task == "regression":
-            for flag in (
-                "partition_balanced",
-                *(["partition_groups"] if settings.dataset != "synthetic" else []),
-            ):
+            unread = ["partition_balanced"]
+            if settings.dataset != "synthetic":
+                unread.append("partition_groups")
+            for flag in unread:
                 settings.refuse(flag, f"the partition is {partitions.default(source).name}")
             return None
         name = "label_groups"
     kind = partitions.PARTITIONS[name]
-    given = {}
-    if kind is partitions.Latent:
-        named = settings.embedding != "auto"
-        by = (
-            settings.embedding
-            if named
-            else api.embedding.automatic(source, settings.partition_groups)
-        )
-        given["embedding"] = api.embedding.make(
-            by, epochs=settings.embedding_epochs, seed=seed, **widths(settings)
-        )
-    return settings.make(kind, **given)
+    if kind is not partitions.Latent:
+        return settings.make(kind)
+    features = settings.embedding
+    if features == "auto":
+        features = api.embedding.automatic(source, settings.partition_groups)
+    embedding = api.embedding.make(
+        features,
+        epochs=settings.embedding_epochs,
+        seed=seed,
+        **widths(settings),
+    )
+    return settings.make(kind, embedding=embedding)
 
 
 def build_clients(settings: Settings, seed: int) -> Clients:
@@ -92,21 +93,21 @@ def build_clients(settings: Settings, seed: int) -> Clients:
         source = build_source(settings, seed)
     splits = settings.make(data.Splits)
     partition = build_partition(settings, source, seed)
-    # Otherwise each host loads all clients' data.
-    apart = jax.process_count() > 1 and api.STORES[settings.client_store].on_devices
-    own = settings.make(api.Execution).make_plan().own_rows if apart else None
+    # Hosts load the data of the clients on their own devices only.
+    local_rows = None
+    if jax.process_count() > 1 and api.STORES[settings.client_store].on_devices:
+        local_rows = settings.make(api.Execution).make_plan().own_rows
     load = functools.partial(
         data.load, source, partition, splits, num_clients=settings.num_clients or None, seed=seed
     )
     with api.announced("dividing the examples among clients"):
         if share:
             federation, unseen = data.split_unseen(load(), share, seed)
-            if own:
-                federation, unseen = (
-                    data.keep_clients(each, own(each.num_clients)) for each in (federation, unseen)
-                )
+            if local_rows:
+                federation = data.keep_clients(federation, local_rows(federation.num_clients))
+                unseen = data.keep_clients(unseen, local_rows(unseen.num_clients))
         else:
-            federation = load(local_clients=own)
+            federation = load(local_clients=local_rows)
             unseen = None
     processes.agree({"who has which examples": federation.index_digest})
     return federation, unseen
@@ -133,12 +134,9 @@ def widths(settings: Settings) -> dict[str, tuple[int, ...]]:
 
 def sizes(settings: Settings) -> dict[str, Any]:
     """Returns the fields of `models.Sizes`."""
-    of_blocks = {name: settings[name] for name in ("patch", "width", "depth", "heads")}
-    return {
-        **widths(settings),
-        **of_blocks,
-        "style": "" if settings.style == "auto" else settings.style,
-    }
+    blocks = {name: settings[name] for name in ("patch", "width", "depth", "heads")}
+    style = "" if settings.style == "auto" else settings.style
+    return {**widths(settings), **blocks, "style": style}
 
 
 def build_model(
@@ -148,14 +146,11 @@ def build_model(
     names = settings.model.split(",")
     families = api.models.FAMILIES
     if len(names) > 1:
-        wrong = next((name for name in names if names.count(name) > 1 or name in families), None)
-        if wrong is not None:
-            raise settings.error(
-                "model", "accepted: a list of different networks, or the name of one family"
-            )
-        return api.models.Networks(
-            {name: build_network(settings, federation, name) for name in names}
-        )
+        if len({*names}) < len(names) or families.keys() & {*names}:
+            text = "accepted: a list of different networks, or the name of one family"
+            raise settings.error("model", text)
+        networks = {name: build_network(settings, federation, name) for name in names}
+        return api.models.Networks(networks)
     if settings.model in families:
         return api.models.Networks(families[settings.model])
     return build_network(settings, federation, settings.model)
@@ -169,34 +164,57 @@ def build_network(
     options = settings.make(Adapting).options()
     shape = federation.train.x.shape[2:]
     target_shape = federation.train.y.shape[2:]
+
+    # A network, or a dict of networks, in the user's file.
     if own_files.is_file_and_name(name):
-        found = own_files.load("model", name)
-        if isinstance(found, Mapping | api.models.Networks):
-            return found if isinstance(found, api.models.Networks) else api.models.Networks(found)
-        found = api.models.Model(found, **options) if options else found
-        targets = {"num_classes": federation.num_classes, "target_shape": target_shape}
-        return api.models.build(found, federation.inputs, task, name=name, **targets)
-    sequences = task == "classification" and len(target_shape) == 1
+        model = own_files.load("model", name)
+        if isinstance(model, api.models.Networks):
+            return model
+        if isinstance(model, Mapping):
+            return api.models.Networks(model)
+        if options:
+            model = api.models.Model(model, **options)
+        return api.models.build(
+            model,
+            federation.inputs,
+            task,
+            name=name,
+            num_classes=federation.num_classes,
+            target_shape=target_shape,
+        )
+
+    # A network of ours.
+    has_sequences = task == "classification" and len(target_shape) == 1
     if name == "auto":
-        name = "lstm" if sequences else "linear" if task == "regression" else "mlp"
+        name = "lstm" if has_sequences else "linear" if task == "regression" else "mlp"
         if name != "mlp" and settings.partition != "latent":
             settings.refuse("hidden", f"the model is {name}")
-    of_places = ", ".join(api.models.SEQUENCES)
-    if name in api.models.NAMES and sequences != (name in api.models.SEQUENCES):
-        accepted = of_places if sequences else f"all but {of_places}"
-        raise FlagError.of("model", f"accepted for {federation.name}: {accepted}", name)
-    options = {"target_shape": target_shape, "options": options}
-    return api.models.make(name, shape, task, federation.num_classes, **options, **sizes(settings))
+    names_for_sequences = api.models.SEQUENCES
+    if name in api.models.NAMES and has_sequences != (name in names_for_sequences):
+        listed = ", ".join(names_for_sequences)
+        expected = listed if has_sequences else f"all but {listed}"
+        raise FlagError.at("model", f"accepted for {federation.name}: {expected}", name)
+    return api.models.make(
+        name,
+        shape,
+        task,
+        federation.num_classes,
+        target_shape=target_shape,
+        options=options,
+        **sizes(settings),
+    )
 
 
 def build_local(settings: Settings) -> api.LocalTraining:
-    how = settings.make(Optimizer)
+    optimizer = settings.make(Optimizer)
     loss = settings.loss
+    if own_files.is_file_and_name(loss):
+        loss = own_files.load("loss", loss)
     return settings.make(
         api.LocalTraining,
-        loss=own_files.load("loss", loss) if own_files.is_file_and_name(loss) else loss,
-        optimizer=how.make,
-        schedule=how.schedule(planned_rounds(settings)),
+        loss=loss,
+        optimizer=optimizer.make,
+        schedule=optimizer.schedule(planned_rounds(settings)),
         class_weights=None if settings.class_weights == "none" else settings.class_weights,
         privacy=settings.make(api.Privacy),
     )
@@ -204,18 +222,19 @@ def build_local(settings: Settings) -> api.LocalTraining:
 
 def planned_rounds(settings: Settings) -> int:
     """Returns the number of rounds that schedules are planned for."""
-    given = settings.planned_rounds if "planned_rounds" in settings else None
-    return settings.rounds if given is None else given
+    planned = settings.values.get("planned_rounds")
+    return settings.rounds if planned is None else planned
 
 
 def build_metrics(settings: Settings) -> dict[str, Any]:
     """Returns the metrics of --metrics by name; those of the user's files have their function's name."""
-    given = settings.metrics if "metrics" in settings else []
-    own = own_files.is_file_and_name
-    return {
-        text.rpartition(":")[2]: own_files.load("metrics", text) if own(text) else text
-        for text in given
-    }
+    metrics = {}
+    for text in settings.values.get("metrics", []):
+        if own_files.is_file_and_name(text):
+            metrics[text.rpartition(":")[2]] = own_files.load("metrics", text)
+        else:
+            metrics[text] = text
+    return metrics
 
 
 def build_score(settings: Settings) -> Any:
@@ -247,20 +266,20 @@ def build_run(
     name: str,
     clients: Clients,
     trial: Trial,
-    given: Mapping[str, Any] = MappingProxyType({}),
+    overrides: Mapping[str, Any] = MappingProxyType({}),
 ) -> api.Run:
-    """Builds and checks one run; `given` may have its "method", "model" and "local"."""
+    """Builds and checks one run; `overrides` may have its "method", "model" and "local"."""
     federation, unseen = clients
-    settings = settings.of_method(name)
-    make = {
-        "method": lambda: build_method(settings, name),
-        "model": lambda: build_model(settings, federation),
-        "local": lambda: build_local(settings),
+    settings = settings.for_method(name)
+    built = {
+        "method": overrides.get("method") or build_method(settings, name),
+        "model": overrides.get("model") or build_model(settings, federation),
+        "local": overrides.get("local") or build_local(settings),
     }
     return settings.make(
         api.Run,
         clients=federation,
-        **{part: given[part] if part in given else build() for part, build in make.items()},
+        **built,
         seed=trial.seed,
         unseen=unseen,
         config=config(settings, name, trial),
@@ -276,9 +295,9 @@ def trials_of(settings: Settings) -> list[Trial]:
 
 def tuned_knobs(settings: Settings, name: str) -> Mapping[str, Sequence[Any]]:
     """Returns the knobs that --tune_knobs tunes, with their values: the paper's, except any on the command line."""
-    knobs = (
-        tuning.papers_knobs(method.get(name), settings.tell_groups) if settings.tune_knobs else {}
-    )
+    if not settings.tune_knobs:
+        return {}
+    knobs = tuning.papers_knobs(method.get(name), settings.tell_groups)
     return {
         knob: values for knob, values in knobs.items() if not settings.present(f"{name}.{knob}")
     }
@@ -301,11 +320,11 @@ def table_options(settings: Settings, names: Mapping[str, str]) -> dict[str, Any
 
     def config_of(title: str, trial: Trial, chosen: Mapping[str, Any]) -> dict:
         name = names[title]
-        flags = {
-            flag if flag == "learning_rate" else f"{name}.{flag}": value
-            for flag, value in chosen.items()
-        }
-        return config(settings.of_method(name).pinned(**flags), name, trial)
+        flags = {}
+        for chosen_name, value in chosen.items():
+            is_rate = chosen_name == "learning_rate"
+            flags[chosen_name if is_rate else f"{name}.{chosen_name}"] = value
+        return config(settings.for_method(name).pinned(**flags), name, trial)
 
     return {
         "methods": [(title, build_method(settings, name)) for title, name in names.items()],
@@ -313,12 +332,12 @@ def table_options(settings: Settings, names: Mapping[str, str]) -> dict[str, Any
         "model": build_model(settings, federation),
         "local": build_local(settings),
         "learning_rates": {
-            title: settings.of_method(name).learning_rate for title, name in names.items()
+            title: settings.for_method(name).learning_rate for title, name in names.items()
         },
         "seeds": settings.numbers("seeds", int),
         "splits": settings.numbers("splits", int) or None,
         "tune": rates,
-        "tune_knobs": {title: each for title, each in knobs.items() if each},
+        "tune_knobs": {title: values for title, values in knobs.items() if values},
         "tune_seeds": settings.numbers("tune_seeds", int),
         "tune_widen": settings.tune_widen,
         "keep_validation": settings.keep_validation,
@@ -340,10 +359,10 @@ def train_cells(settings: Settings, name: str, out: Path) -> comparison.Trained:
     Raises:
         RunError: if a run fails.
     """
-    found = arranged_cells(settings, name, out).train()[out.name]
-    if found.failure is not None:
-        raise found.failure
-    return found
+    trained = arranged_cells(settings, name, out).train()[out.name]
+    if trained.failure is not None:
+        raise trained.failure
+    return trained
 
 
 def arranged_cells(settings: Settings, name: str, out: Path) -> comparison.Comparison:
@@ -359,22 +378,23 @@ def arranged_cells(settings: Settings, name: str, out: Path) -> comparison.Compa
     )
 
 
-def check_cells(settings: Settings, asked: Sequence[tuple[Settings, str, Path]]) -> None:
+def check_cells(settings: Settings, groups: Sequence[tuple[Settings, str, Path]]) -> None:
     """Checks that all cells of a table of accuracies can be trained, before any of them is.
 
     Args:
         settings: The flags of the command.
-        asked: Settings, method and folder of each group of cells that differ only in their trial.
+        groups: Settings, method and folder of each group of cells that differ only in their trial.
 
     Raises:
         FlagError: for a flag that no cell uses, or data without classes.
         ArgumentError: for a mistake in a cell, or a folder that contains something else.
     """
-    settings.check_read([each for each, _, _ in asked])
-    for each, name, out in asked:
-        if cached_clients(each, trials_of(each)[0].of_data)[0].task == "regression":
+    settings.check_read([variant for variant, _, _ in groups])
+    for variant, name, out in groups:
+        clients, _ = cached_clients(variant, trials_of(variant)[0].of_data)
+        if clients.task == "regression":
             raise settings.error("dataset", "has no classes; accepted: classification data sets")
-        arranged_cells(each, name, out).check()
+        arranged_cells(variant, name, out).check()
 
 
 def build_tracker(settings: Settings, out: Path) -> api.Tracker | None:
@@ -402,12 +422,11 @@ def config(settings: Settings, name: str, trial: Trial) -> dict:
     Its "settings" must agree when a run is resumed: the training and data flags and the method's own knobs.
     """
     values = {**settings.values, "method": name, "seed": trial.seed, "split": trial.split}
-    same = [flag for flag, heading in settings.headings.items() if heading in (WHAT, DATA, name)]
-    same = [
-        flag
-        for flag in same
-        if flag not in ("methods", "rounds", "planned_rounds", "learning_rates")
-    ]
+    omitted = ("methods", "rounds", "planned_rounds", "learning_rates")
+    same = []
+    for flag, heading in settings.headings.items():
+        if heading in (WHAT, DATA, name) and flag not in omitted:
+            same.append(flag)
     same += ["method", "seed", "split"]
     if settings.lr_schedule == "multistep":  # which depends on it
         same.append("planned_rounds")
@@ -425,10 +444,11 @@ def config(settings: Settings, name: str, trial: Trial) -> dict:
 def command() -> str:
     """Returns the shell command that started this process."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    module = spec.name.removesuffix(".__main__") if spec else ""
-    return shlex.join(
-        [*(["python", "-m", module] if module else [Path(sys.argv[0]).name]), *sys.argv[1:]]
-    )
+    if spec:
+        program = ["python", "-m", spec.name.removesuffix(".__main__")]
+    else:
+        program = [Path(sys.argv[0]).name]
+    return shlex.join([*program, *sys.argv[1:]])
 
 
 def print_defaults(settings: Settings) -> None:

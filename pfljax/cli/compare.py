@@ -25,6 +25,7 @@ from pfljax.cli.flags import (
     define_evaluation,
     define_sweep,
     define_training,
+    define_verbose,
 )
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
@@ -33,15 +34,15 @@ from pfljax.contract.errors import RunError
 
 
 def define(registry: flags.FlagValues) -> None:
-    define_sweep(
-        registry, ["local", "fedavg", "fedavg_plus", "federico"], ["0", "1", "2"], "runs/compare"
-    )
+    methods = ["local", "fedavg", "fedavg_plus", "federico"]
+    define_sweep(registry, methods, ["0", "1", "2"], "runs/compare")
     Group(RUNS, registry).declare(api.compare, "reference", "target")
     workers.define(registry)
     define_training(registry)
     define_data(registry)
     define_devices(registry)
     define_evaluation(registry)
+    define_verbose(registry)
 
 
 def arguments(settings: Settings) -> dict[str, Any]:
@@ -69,25 +70,24 @@ def arguments(settings: Settings) -> dict[str, Any]:
 
 def run(settings: Settings) -> None:
     several = workers.several(settings)
-    given = arguments(settings)
+    options = arguments(settings)
 
     def ready() -> None:
         build.print_defaults(settings.with_defaults(build.read_methods(settings)))
         if several:
             workers.run(settings)
 
-    out = given["out"]
+    out = options["out"]
     try:
-        table = api.compare(**given, ready=ready)
+        table = api.compare(**options, ready=ready)
     except Unfinished as unfinished:  # with --cells
         print(unfinished)
         return
     tables.show(table.title, *table.columns(), notes=table.notes)
     tables.print_paths(out, figure="table.png")
     if table.failures:
-        raise RunError(
-            "; ".join(f"{title} failed: {reason}" for title, reason in table.failures.items())
-        )
+        failures = [f"{title} failed: {reason}" for title, reason in table.failures.items()]
+        raise RunError("; ".join(failures))
 
 
 COMMAND = Command(__doc__ or "", define, run)

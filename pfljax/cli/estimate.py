@@ -4,9 +4,9 @@
     pfljax estimate --target=cuda:h100:8 --method=fedavg --json=estimate.json
     pfljax estimate --target=tpu:v5e:2x2 --methods=local,fedavg,federico
 
-The run has the flags of `pfljax train`, but nothing is trained. With --methods, each method has a table, and hours are
-also added up. All programs are compiled by the target's own compiler, and read. The figures are estimates, not
-measurements; evaluation is not counted.
+Takes the flags of `pfljax train`, but trains nothing. With --methods, prints a table for each method and the sum of
+their hours. All programs are compiled with the target's compiler. The figures are estimates, not measurements, and do
+not include evaluation.
 """
 
 from __future__ import annotations
@@ -21,31 +21,37 @@ from pfljax import api
 from pfljax.api import comparison
 from pfljax.api.estimating import Estimate, estimate
 from pfljax.cli import build, tables, train
+from pfljax.cli.flag_help import HELP
 from pfljax.cli.flags import RUNS, WHAT
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
 from pfljax.folder import files
 
-UNREAD = {"all plans are compared": ("plan", "chunk", "exchange", "devices")}
-UNREAD |= {"nothing is trained": ("out", "resume", "profile", "tracker", "coordinator")}
+# Reason -> flags that do not apply.
+REFUSED = {
+    "all plans are compared": ("plan", "chunk", "exchange", "devices"),
+    "nothing is trained": ("out", "resume", "profile", "tracker", "coordinator"),
+}
 
 
 def define(registry: flags.FlagValues) -> None:
     train.define(registry)
-    text = "several methods, or all, instead of --method; FILE.py:NAME for your own"
+    text = "Several methods, or all, instead of --method; FILE.py:NAME for your own. Default: --method."
     Group(WHAT, registry).several("methods", [], text, empty=True)
     add = Group(RUNS, registry)
-    add.declare(estimate, "target", "seconds")
-    add.add("json", Path, None, "file for all figures")
+    text = "Devices: tpu:NAME:SHAPE with v5e, v5p or v6e, such as tpu:v5e:4x4, or cuda:NAME:NUMBER with a100, h100 "
+    text = f"{text}or h200, such as cuda:h100:8. Required."
+    add.declare(estimate, "target", "seconds", texts={"target": text})
+    add.add("json", Path, None, HELP["json"])
 
 
 def run(settings: Settings) -> None:
     if settings.methods:
         settings.refuse("method", "--methods has the methods")
     names = build.read_methods(settings)
-    for why, unread in UNREAD.items():
-        for flag in unread:
+    for why, refused in REFUSED.items():
+        for flag in refused:
             settings.refuse(flag, why)
     if settings.json:
         files.check_writable(Path(settings.json).parent, "json")
@@ -61,38 +67,40 @@ def run(settings: Settings) -> None:
         names = comparison.fitting(names, make)
     runs = [make(name) for name in names]  # finds mistakes before compiling anything
     estimates: list[Estimate] = []
-    for made in runs:
-        found = estimate(made, settings.target, rounds=settings.rounds, seconds=settings.seconds)
-        show(found)
-        estimates.append(found)
-    hours = (
-        None
-        if any(each.hours is None for each in estimates)
-        else sum(each.hours or 0.0 for each in estimates)
-    )
-    if settings.methods:
-        total = (
-            "no total, since not all methods fit"
-            if hours is None
-            else f"about {_time(hours)} (an estimate)"
+    for run_of_method in runs:
+        result = estimate(
+            run_of_method,
+            settings.target,
+            rounds=settings.rounds,
+            seconds=settings.seconds,
         )
+        show(result)
+        estimates.append(result)
+
+    # All methods together.
+    hours = None
+    if all(result.hours is not None for result in estimates):
+        hours = sum(result.hours or 0.0 for result in estimates)
+    if settings.methods:
+        total = "no total, since not all methods fit"
+        if hours is not None:
+            total = f"about {_time(hours)} (an estimate)"
         print(f"all {len(estimates)} methods, one seed each: {total}")
     if settings.json:
-        entries = [dataclasses.asdict(each) for each in estimates]
+        entries = [dataclasses.asdict(result) for result in estimates]
         content = {"hours": hours, "estimates": entries} if settings.methods else entries[0]
         files.write_json(Path(settings.json), content)
 
 
-def show(found: Estimate) -> None:
+def show(result: Estimate) -> None:
     """Prints the table of a method, and what is recommended."""
-    head = f"{found.method}, {found.num_clients} clients on {found.target}"
-    title = f"{head}; bytes of one device, time: {found.rests_on}"
-    tables.show(title, *found.table(), text=2, notes=found.notes)
-    if found.hours is not None:
-        chosen = " ".join(f"--{flag}={value}" for flag, value in found.recommended.items())
-        print(
-            f"recommended: {chosen}; about {_time(found.hours)} for {found.rounds} rounds (an estimate)"
-        )
+    head = f"{result.method}, {result.num_clients} clients on {result.target}"
+    title = f"{head}; bytes of one device, time: {result.rests_on}"
+    tables.show(title, *result.table(), text=2, notes=result.notes)
+    if result.hours is not None:
+        chosen = " ".join(f"--{flag}={value}" for flag, value in result.recommended.items())
+        total = f"about {_time(result.hours)} for {result.rounds} rounds (an estimate)"
+        print(f"recommended: {chosen}; {total}")
 
 
 def _time(hours: float) -> str:

@@ -1,4 +1,4 @@
-"""The flags of the commands, by group. A command registers those that it reads with an absl `FlagValues` of its own."""
+"""The flags of the commands, by group. A command registers those that it reads; `flag_help` has their texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import optax
 from absl import flags
 
 from pfljax.api import (
-    METRICS,
     TRACKERS,
     Attack,
     ClientPrivacy,
@@ -31,9 +30,10 @@ from pfljax.api import (
 )
 from pfljax.api.comparison import SEEDS
 from pfljax.api.study import Replicate, Rerun
+from pfljax.cli.flag_help import HELP
 from pfljax.cli.parsing import Group, Rates
 from pfljax.data import Splits, partitions, sources, split_unseen
-from pfljax.settings.fields import GIVEN, Seeds, knob, settings
+from pfljax.settings.fields import ANY_TEXT, Seeds, knob, settings
 from pfljax.settings.method import METHODS
 
 WHAT = "Training"
@@ -46,25 +46,13 @@ METHOD_FLAGS = ("method", "methods")
 TRAIN = Run.train
 LATENT = {"partition": ("latent",)}
 BLOCKS = ("vit", "transformer")
-FROZEN = {"frozen": GIVEN}
-TUNED = {"tune": GIVEN, "tune_knobs": GIVEN}
+FROZEN = {"frozen": ANY_TEXT}
+TUNED = {"tune": ANY_TEXT, "tune_knobs": ANY_TEXT}
 
 
 @settings
 class Data:
-    """Which data, for how many clients.
-
-    Attributes:
-        dataset: digits, sine, synthetic, tfds:NAME (with --data_dir), or the kind of a --data_file: npz, text, csv,
-            parquet, leaf, hdf5, sqlite, images, npy, arrayrecord or huggingface; file: the kind that its path looks
-            like.
-        partition: How examples are dealt to clients; auto is natural if the data name clients, otherwise label_groups
-            (iid for regression).
-        num_clients: Number of clients K; 0: all clients of a natural partition, otherwise 16.
-        embedding: Features to cluster: pixels, classes, or those of a --model trained for it; auto: pixels below
-            32 x 32, otherwise classes if there are as many groups, otherwise vgg11.
-        embedding_epochs: Number of epochs to train the embedding.
-    """
+    """The data set and its division among clients."""
 
     dataset: str = "digits"
     partition: str = knob("auto", choices=PARTITIONS)
@@ -75,20 +63,7 @@ class Data:
 
 @settings
 class Network:
-    """The clients' network.
-
-    Attributes:
-        model: Name of a network, or FILE.py:NAME, your own callable that takes num_classes; auto: linear for
-            regression, lstm for text, otherwise mlp. A list of several, which clients take in turns, a family of
-            networks (htfe2, htfe3, htfe4, htfe8), or FILE.py:NAME of a dict of networks: they differ between clients.
-        hidden: Widths of the hidden layers of the mlp.
-        channels: Numbers of channels of the convolutions of the cnn.
-        patch: Rows and columns of a patch of the vit.
-        width: Width of the tokens of the vit or transformer.
-        depth: Number of blocks of the vit or transformer.
-        heads: Number of attention heads of the vit or transformer; a divisor of --width.
-        style: Whose blocks the vit or transformer has; auto: vit for images, gpt2 for text.
-    """
+    """The clients' network."""
 
     model: str = "auto"
     hidden: Sequence[int] = knob(
@@ -104,18 +79,7 @@ class Network:
 
 @settings
 class Adapting:
-    """What is trained of a network whose other parameters are frozen.
-
-    Attributes:
-        frozen: A safetensors file with the network's parameters, which are held once and not trained; empty: all
-            parameters are trained.
-        frozen_layout: Whose names and axes the file has: a published family's; paths: the network's own.
-        frozen_dtype: What frozen parameters are kept in.
-        adapter: What is trained besides --trainable: lora, ia3, bias, or prompt (tokens for every block).
-        adapter_rank: Rank of lora, length of prompt.
-        adapter_where: Regular expression that the paths of adapted parameters contain.
-        trainable: Regular expression; parameters whose paths contain it are trained themselves. Empty: none are.
-    """
+    """Adapters and trainable parameters of a network whose other parameters are frozen."""
 
     frozen: str | Path = ""
     frozen_layout: str = knob("paths", choices=("paths", *weights.LAYOUTS), read_with=FROZEN)
@@ -129,36 +93,27 @@ class Adapting:
         """Returns the fields of `Model`; {} if nothing is frozen."""
         if not self.frozen:
             return {}
-        made = {
-            "lora": lambda: [adapters.lora(self.adapter_rank, self.adapter_where)],
-            "ia3": lambda: [adapters.ia3(self.adapter_where)],
-            "bias": lambda: [adapters.bias(self.adapter_where)],
-            "prompt": lambda: [adapters.prompt(self.adapter_rank)],
-            "none": list,
-        }[self.adapter]()
+        adapter: list[Any] = []
+        if self.adapter == "lora":
+            adapter = [adapters.lora(self.adapter_rank, self.adapter_where)]
+        elif self.adapter == "ia3":
+            adapter = [adapters.ia3(self.adapter_where)]
+        elif self.adapter == "bias":
+            adapter = [adapters.bias(self.adapter_where)]
+        elif self.adapter == "prompt":
+            adapter = [adapters.prompt(self.adapter_rank)]
         layout = "" if self.frozen_layout == "paths" else self.frozen_layout
-        trainable = (*made, *([self.trainable] if self.trainable else []))
+        paths = [self.trainable] if self.trainable else []
         return {
             "frozen": weights.Saved(self.frozen, layout),
-            "trainable": trainable,
+            "trainable": (*adapter, *paths),
             "frozen_dtype": self.frozen_dtype,
         }
 
 
 @settings
 class Optimizer:
-    """The clients' optimizer, its learning rate over the rounds, and the loss.
-
-    Attributes:
-        optimizer: Optimizer of the clients (and of the model owners in FedeRiCo).
-        momentum: Momentum of sgd.
-        weight_decay: L2 penalty: this times the parameters is added to the gradient.
-        lr_schedule: multistep: divide the rate by 10 at 1/2 and 3/4 of the rounds; exponential: times --lr_decay per
-            round.
-        lr_decay: Decay factor per round.
-        class_weights: Class weights in the training loss; inverse: inverse frequency, capped at the weight of an
-            average class.
-    """
+    """The clients' optimizer, the schedule of its learning rate, and class weights."""
 
     optimizer: Literal["adam", "sgd"] = "adam"
     momentum: float = knob(0.0, at_least=0, below=1, read_with=("optimizer", "sgd"))
@@ -170,36 +125,26 @@ class Optimizer:
     def make(self, learning_rate: Any) -> optax.GradientTransformation:
         """Returns the optimizer with a learning rate."""
         if self.optimizer == "sgd":
-            made = optax.sgd(learning_rate, momentum=self.momentum or None)
+            optimizer = optax.sgd(learning_rate, momentum=self.momentum or None)
         else:
-            made = optax.adam(learning_rate)
-        return (
-            optax.chain(optax.add_decayed_weights(self.weight_decay), made)
-            if self.weight_decay
-            else made
-        )
+            optimizer = optax.adam(learning_rate)
+        if not self.weight_decay:
+            return optimizer
+        return optax.chain(optax.add_decayed_weights(self.weight_decay), optimizer)
 
     def schedule(self, rounds: int) -> optax.Schedule | None:
         """Returns the factor of the learning rate, by round."""
         if self.lr_schedule == "multistep":
             starts = (rounds // 2, 3 * rounds // 4)
             return optax.piecewise_constant_schedule(1.0, {start: 0.1 for start in starts if start})
-        return (
-            optax.exponential_decay(1.0, 1, self.lr_decay)
-            if self.lr_schedule == "exponential"
-            else None
-        )
+        if self.lr_schedule == "exponential":
+            return optax.exponential_decay(1.0, 1, self.lr_decay)
+        return None
 
 
 @settings
 class Processes:
-    """Several processes that run together.
-
-    Attributes:
-        coordinator: HOST:PORT of process 0, to run several processes together; auto: detect a TPU pod or SLURM.
-        num_processes: Number of processes.
-        process_id: Index of this process, from 0.
-    """
+    """Several processes that train a run together."""
 
     coordinator: str | None = None
     num_processes: int | None = knob(None, at_least=1)
@@ -208,24 +153,7 @@ class Processes:
 
 @settings
 class Sweep:
-    """The runs of a table.
-
-    Attributes:
-        seeds: Seeds; each determines the split, initial models, cohorts, mini-batches and sampling of a run.
-        splits: Seeds of the data split; every seed is trained on every split.
-        replicate: Whether a method's trials share a compiled program; auto: if their data have the same shapes; vmap:
-            also if they must be padded.
-        rerun: changed: train finished runs again if their settings, data, method, model or optimizer have changed.
-        out: Folder of the table; finished runs in it are kept.
-        tune: Learning rates to choose from by the validation score, for each method; without a value,
-            0.01,0.03,0.1,0.3,1,3.
-        tune_knobs: Also tune the knobs that each method's paper tunes.
-        tune_seeds: Seeds that rates and knobs are chosen on, none of --seeds; by default as many as --seeds, at most
-            three, from 1000 on.
-        tune_widen: Number of values to try, one by one, beyond the edge of a grid that wins.
-        keep_validation: Train without the validation examples after tuning. By default, training gets them back,
-            unless a method or --patience reads them.
-    """
+    """The runs of a table."""
 
     seeds: Seeds = knob(SEEDS, distinct=True)
     splits: Seeds = knob((), distinct=True, empty=True)
@@ -244,10 +172,9 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
     add = Group(DATA, registry)
     add.declare(Data, dataset=dataset)
     add.declare(Splits)
-    for name, kind in partitions.PARTITIONS.items():
-        add.declare(
-            kind, where={"partition": ("auto", name) if kind is partitions.LabelGroups else (name,)}
-        )
+    for name, partition in partitions.PARTITIONS.items():
+        names = ("auto", name) if partition is partitions.LabelGroups else (name,)
+        add.declare(partition, where={"partition": names})
     for name, source in sources.SOURCES.items():
         add.declare(source, where={"dataset": (name,)})
     fraction: Any = registry["data_fraction"]
@@ -260,25 +187,14 @@ def define_training(registry: flags.FlagValues, rounds: int = 150, scored: bool 
     add = Group(WHAT, registry)
     add.declare(Network)
     add.declare(Adapting)
-    registry[
-        "model"
-    ].help = (
-        f"{', '.join(models.NAMES)}, {registry['model'].help.removeprefix('Name of a network, ')}"
-    )
     add.declare(TRAIN, "rounds", rounds=rounds)
     add.declare(LocalTraining, learning_rate=LocalTraining().learning_rate)
-    rates = "METHOD:RATE pairs that override the default rate; ignored if --learning_rate is given"
-    add.listed("learning_rates", [], rates, Rates())
-    around = [Server, Attack, Compression, Faults, ClientPrivacy, Patience] if scored else []
-    for declaring in (Optimizer, Run, Privacy, *around):
+    add.listed("learning_rates", [], HELP["learning_rates"], Rates())
+    stages = [Server, Attack, Compression, Faults, ClientPrivacy, Patience] if scored else []
+    for declaring in (Optimizer, Run, Privacy, *stages):
         add.declare(declaring)
     if scored:
-        add.add(
-            "clock",
-            bool,
-            False,
-            "simulate how long clients compute and send; see the flags --clock_*",
-        )
+        add.add("clock", bool, False, HELP["clock"])
         add.declare(Clock, where={"clock": (True,)})
     for name, method in METHODS.items():
         Group(name, registry).declare(method, prefix=f"{name}.")
@@ -297,21 +213,19 @@ def define_evaluation(registry: flags.FlagValues) -> None:
     add = Group(HOW, registry)
     every = Schedule().eval_every
     add.declare(TRAIN, "eval_every", "checkpoint_every", eval_every=every)
-    known = ", ".join(METRICS)
-    text = f"further metrics of each client's predictions: {known}, or FILE.py:NAME, a function of your own"
-    add.several("metrics", [], text, empty=True)
-    text = "score by which clients, rounds and methods are ordered and tuned: accuracy, loss, a metric as in --metrics"
-    add.add("score", str, None, f"{text}; default: accuracy, or loss for regression")
-    text = "log every evaluation to a tracker, whose files are in a folder of its name in the run's folder"
-    text = f"{text}; needs pip install 'pfljax[NAME]'"
-    add.add("tracker", str, "none", text, choices=["none", *TRACKERS])
+    add.several("metrics", [], HELP["metrics"], empty=True)
+    add.add("score", str, None, HELP["score"])
+    add.add("tracker", str, "none", HELP["tracker"], choices=["none", *TRACKERS])
+
+
+def define_verbose(registry: flags.FlagValues) -> None:
+    """Registers the flag that prints all lines of the plan."""
+    Group(RUNS, registry).add("verbose", bool, False, HELP["verbose"])
 
 
 def define_sweep(
     registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[str], out: str
 ) -> None:
     """Registers methods, seeds, the folder and tuning."""
-    Group(WHAT, registry).several(
-        "methods", methods, "methods to compare, or all; FILE.py:NAME for your own"
-    )
+    Group(WHAT, registry).several("methods", methods, HELP["methods"])
     Group(RUNS, registry).declare(Sweep, seeds=seeds, out=out)

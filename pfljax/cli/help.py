@@ -33,36 +33,52 @@ def text(doc: str, settings: Settings, methods: Sequence[str]) -> str:
         for flag in groups[head]:
             lines += _entry(flag, settings)
         lines.append("")
+
+    # Closing paragraphs.
     if any(name in groups for name in METHODS):
-        name = "method" if "method" in settings else "methods"
+        flag = "method" if "method" in settings else "methods"
         others = [name for name in METHODS if name not in methods]
-        lines += textwrap.wrap(
-            f"--{name}=NAME --help shows the knobs of another method: {', '.join(others)}.", WIDTH
-        )
+        listed = f"--{flag}=NAME --help shows the knobs of another method: {', '.join(others)}."
+        lines += textwrap.wrap(listed, WIDTH)
     if settings.defaults:
-        named = f"{settings.defaults} has the defaults for --dataset={settings.dataset}; flags override them."
-        lines += ["", *textwrap.wrap(named, WIDTH)]
+        preset = f"{settings.defaults} has the defaults for --dataset={settings.dataset}; flags override them."
+        lines += ["", *textwrap.wrap(preset, WIDTH)]
     lines += ["", "--flagfile=FILE reads flags from a file, one per line."]
     return "\n".join(lines)
 
 
 def _entry(flag: flags.Flag, settings: Settings) -> list[str]:
-    """Returns a flag's lines: name, default and its origin, description, accepted values."""
-    value = settings[flag.name]
-    preset = settings.defaults if value != flag.default and not settings.present(flag.name) else ""
-    first = f"  --{flag.name}={shown(value)}" + (
-        f"  ({preset or 'as given'})" if value != flag.default else ""
-    )
-    body = str(flag.help)
+    """Returns a flag's lines: its name, what it sets, what it accepts and when it applies, and its default."""
+    text = str(flag.help).removesuffix(".")
+    if text[1:2].islower():
+        text = text[0].upper() + text[1:]
+    text, _, default = text.partition(" Default: ")
+    sentences = [f"{text.removesuffix('.')}."]
+
     values = accepted(flag)
+    if values not in ("", "numbers", "non-empty text"):
+        label = "Choices" if getattr(flag.parser, "words", ()) or flag.boolean else "Accepted"
+        sentences.append(f"{label}: {values}.")
     conditions = getattr(flag, "read_with", {})
-    further = [f"accepted: {values}"] if values not in ("", "numbers", "non-empty text") else []
-    further += [f"read {with_words(conditions, '--')}"] if conditions else []
+    if conditions:
+        sentences.append(f"Applies only {with_words(conditions, '--')}.")
+    if not isinstance(flag, flags.MultiFlag):
+        sentences.append(_default(flag, settings, default))
 
-    def wrap(text):
-        return textwrap.wrap(text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    indent = " " * 6
+    paragraph = " ".join(sentences)
+    body = textwrap.wrap(paragraph, WIDTH, initial_indent=indent, subsequent_indent=indent)
+    return [f"  --{flag.name}", *body]
 
-    return [first, *wrap(body), *wrap("; ".join(further))]
+
+def _default(flag: flags.Flag, settings: Settings, text: str) -> str:
+    """Returns the sentence on a flag's value: as given, of a preset, what the help says, or the flag's."""
+    value = settings[flag.name]
+    if settings.present(flag.name):
+        return f"Here: {shown(value)}."
+    if value != flag.default:
+        return f"Default: {shown(value)} ({settings.defaults})."
+    return f"Default: {text or shown(value) or 'empty'}."
 
 
 def shown(value: Any) -> str:

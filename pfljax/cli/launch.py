@@ -68,11 +68,12 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
             stream.reconfigure(errors="replace")
     try:
         with endings.interruptible():
-            given = [word for word in words if word not in help.WORDS]
-            settings = parse(
-                command.define, named(given, command.listed) if command.listed else given
-            )
-            if len(given) < len(words):  # help is asked for
+            arguments = [word for word in words if word not in help.WORDS]
+            is_help = len(arguments) < len(words)
+            if command.listed:
+                arguments = named(arguments, command.listed)
+            settings = parse(command.define, arguments)
+            if is_help:
                 print(help_of(command, settings))
                 sys.exit(0)
             if command.devices:
@@ -81,8 +82,7 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
                         supervision.watch()
                     supervision.end_with_the_watcher()
                 set_up_devices(settings, command.devices(settings), command.keep_compiled)
-            verbose = "verbose" in settings and settings.verbose
-            level = logging.DEBUG if verbose else logging.INFO
+            level = logging.DEBUG if settings.values.get("verbose") else logging.INFO
             with speech.lines_to(print, level):
                 command.run(settings)
     except KeyboardInterrupt as error:
@@ -101,38 +101,33 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
 def named(words: Sequence[str], flag: str) -> list[str]:
     """Prefixes positional arguments with a flag; leaves flags and their values alone."""
 
-    def takes(before):
-        return before.startswith("-") and "=" not in before
-
-    alone = [
-        not word.startswith("-") and not takes(before)
-        for before, word in itertools.pairwise(["", *words])
-    ]
-    return [
-        f"--{flag}={word}" if is_alone else word
-        for word, is_alone in zip(words, alone, strict=True)
-    ]
+    named_words = []
+    for before, word in itertools.pairwise(["", *words]):
+        is_value = before.startswith("-") and "=" not in before
+        is_positional = not word.startswith("-") and not is_value
+        named_words.append(f"--{flag}={word}" if is_positional else word)
+    return named_words
 
 
 def end_interrupted(error: KeyboardInterrupt, settings: Settings | None) -> NoReturn:
     """Ends a process that a signal interrupted, with the exit code that shells use for that signal."""
     number = error.number if isinstance(error, endings.Interrupted) else signal.SIGINT
-    hint = (
-        "; --resume continues from the last checkpoint" if settings and "resume" in settings else ""
-    )
-    print(f"error: {error if str(error) else 'interrupted'}{hint}", file=sys.stderr, flush=True)
+    hint = ""
+    if settings and "resume" in settings:
+        hint = "; --resume continues from the last checkpoint"
+    text = str(error) or "interrupted"
+    print(f"error: {text}{hint}", file=sys.stderr, flush=True)
     end(128 + number)  # a normal exit can crash inside the interrupted XLA call
 
 
 def help_of(command: Command, settings: Settings) -> str:
     """Returns the command's --help, for the methods and data set named on the command line."""
-    named = settings.values.get("methods") or [settings.values.get("method")]
-    methods = [name for name in named if name in METHODS]
-    # as the data sets' defaults are for
-    trains = "dataset" in settings and "learning_rates" in settings
-    return help.text(
-        command.doc or "", settings.with_defaults(methods) if trains else settings, methods
-    )
+    names = settings.values.get("methods") or [settings.values.get("method")]
+    methods = [name for name in names if name in METHODS]
+    # The data sets' defaults are for commands that train on them.
+    if "dataset" in settings and "learning_rates" in settings:
+        settings = settings.with_defaults(methods)
+    return help.text(command.doc or "", settings, methods)
 
 
 def line_and_code(error: Exception, settings: Settings | None) -> tuple[str, int]:
@@ -165,13 +160,14 @@ def line_of(error: ArgumentError, settings: Settings | None) -> str:
     def flag_of(name: str) -> str:
         if settings is None:
             return ""
-        named = [name, settings.flag_of.get(name, ""), f"{name}s"]
+        names = [name, settings.flag_of.get(name, ""), f"{name}s"]
         # of arguments that are still called as their flags were
-        named += [FORMER.get(each, "") for each in named]
-        return next((f"--{flag}" for flag in named if flag in settings), "")
+        names += [FORMER.get(other, "") for other in names]
+        return next((f"--{flag}" for flag in names if flag in settings), "")
 
-    def flagged(found: re.Match) -> str:
-        return flag_of(found[1]) + found[2] if flag_of(found[1]) else found[0]
+    def flagged(match: re.Match) -> str:
+        flag = flag_of(match[1])
+        return f"{flag}{match[2]}" if flag else match[0]
 
     name = f"{error.owner}.{error.argument}" if error.owner else error.argument
     return re.sub(r"`(\w+)(=?\w*)`", flagged, error.line(flag_of(name) or name))
@@ -206,7 +202,7 @@ def set_up_devices(settings: Settings, devices: int, keep_compiled: bool) -> Non
         join_processes(settings)
     for name in ("num_processes", "process_id"):
         if settings[name] is not None and not settings.coordinator:
-            raise FlagError.of(name, "needs --coordinator=HOST:PORT")
+            raise FlagError.at(name, "needs --coordinator=HOST:PORT")
     cores.check_settings()
     cores.check(devices)
     if settings.profile:
@@ -218,7 +214,7 @@ def join_processes(settings: Settings) -> None:
     port = check_coordinator(settings)
     # The libraries that connect processes write to standard output, so the command's own output uses a copy of it.
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    own = os.dup(1)
+    standard_output = os.dup(1)
     os.dup2(nowhere, 1)
     if settings.process_id == 0 and port:
         with socket.socket() as taken:
@@ -227,7 +223,7 @@ def join_processes(settings: Settings) -> None:
     processes.start(settings.coordinator, settings.num_processes, settings.process_id)
     if processes.is_first() and not processes.on_loopback(settings.coordinator):
         print(f"warning: {OPEN_PORT}", file=sys.stderr, flush=True)
-    target = own if processes.is_first() else nowhere
+    target = standard_output if processes.is_first() else nowhere
     sys.stdout = open(target, "w", buffering=1, errors="replace")  # noqa: SIM115
     processes.agree(
         {name: value for name, value in settings.values.items() if name not in LOCAL_FLAGS}
@@ -242,7 +238,7 @@ def check_coordinator(settings: Settings) -> int:
     if ":" not in settings.coordinator or not port.isdigit() or not 0 < int(port) < 2**16:
         raise settings.error("coordinator", "accepted: HOST:PORT, or auto")
     if settings.num_processes is None or settings.process_id is None:
-        raise FlagError.of("coordinator", "needs --num_processes and --process_id, or auto")
+        raise FlagError.at("coordinator", "needs --num_processes and --process_id, or auto")
     if settings.process_id >= settings.num_processes:
         raise settings.error("process_id", f"accepted: 0 to {settings.num_processes - 1}")
     return int(port)

@@ -27,6 +27,7 @@ from pfljax.api import (
 )
 from pfljax.data import Splits, partitions, sources, split_unseen
 from pfljax.settings.fields import fields_of
+from pfljax.settings.method import METHODS, former_names, registered_name
 
 # What declares fields or arguments -> owner -> names of those that have a flag. Under the owner "", a flag has the name
 # of its field. Fields that are not listed have no flag.
@@ -268,28 +269,37 @@ FORMER: Mapping[str, str] = {
 }
 
 
+def present_name(flag: str) -> str:
+    """Returns the present name of a flag, in which methods' names are in lower case."""
+    if flag in FORMER:
+        return FORMER[flag]
+    method, dot, name = flag.partition(".")
+    if dot and registered_name(method) in METHODS:
+        flag = f"{registered_name(method)}.{name}"
+    return former_names().get(flag, flag)
+
+
 def renamed(word: str) -> tuple[str, str]:
-    """Returns a word of a command line with the present name of its flag, and a note on it; "" if it has no former one.
+    """Returns a word of a command line with the present name of its flag, and a note if that was a former name.
 
     A switch may have "no" before its name.
     """
-    found = re.fullmatch(r"(--?)(no)?([\w.]+)(=.*)?", word, re.DOTALL)
-    if found is None:
+    match = re.fullmatch(r"(--?)(no)?([\w.]+)(=.*)?", word, re.DOTALL)
+    if match is None:
         return word, ""
-    dashes, no, name, value = (part or "" for part in found.groups())
+    dashes, no, name, value = (part or "" for part in match.groups())
     if f"{no}{name}" in FORMER:
         name = f"{no}{name}"
         no = ""
-    if name not in FORMER:
-        return word, ""
-    return f"{dashes}{no}{FORMER[name]}{value}", f"--{name} is now --{FORMER[name]}"
+    present = present_name(name)
+    note = "" if present.lower() == name.lower() else f"--{name} is now --{present}"
+    return f"{dashes}{no}{present}{value}", note
 
 
 def current(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns recorded values under the present names of their flags, which may be recorded with their dashes."""
-    found = {}
+    renamed_values = {}
     for name, value in values.items():
         dashes = "--" if name.startswith("--") else ""
-        flag = name.removeprefix("--")
-        found[f"{dashes}{FORMER.get(flag, flag)}"] = value
-    return found
+        renamed_values[f"{dashes}{present_name(name.removeprefix('--'))}"] = value
+    return renamed_values

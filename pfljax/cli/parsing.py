@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
+from pfljax.cli.flag_help import HELP
 from pfljax.cli.names import flags_of, owners_of
 from pfljax.contract.paths import expanded
 from pfljax.settings.fields import (
@@ -20,6 +21,7 @@ from pfljax.settings.fields import (
     choices_of,
     fields_of,
     fits,
+    in_their_case,
     is_union,
     item_type,
     knob,
@@ -27,7 +29,7 @@ from pfljax.settings.fields import (
     plain,
     value_type,
 )
-from pfljax.settings.method import METHODS
+from pfljax.settings.method import METHODS, registered_name
 
 
 class Value(flags.ArgumentParser):
@@ -45,19 +47,22 @@ class Value(flags.ArgumentParser):
         """What is accepted, in words."""
         if self.words:
             return ", ".join(map(str, self.words))
-        within = str(out_of_range(math.nan, self.limits)) if self.kind in (int, float) else ""
-        within = "" if within == "a number" else within
-        if self.kind is int:
-            return f"whole numbers{' of ' * bool(within)}{within}"
-        return within or (
-            "numbers" if self.kind is float else "" if self.empty else "non-empty text"
-        )
+        if self.kind not in (int, float):
+            return "" if self.empty else "non-empty text"
+        within = str(out_of_range(math.nan, self.limits))
+        if within == "a number":
+            return "whole numbers" if self.kind is int else "numbers"
+        return f"whole numbers of {within}" if self.kind is int else within
 
     def parse(self, argument: Any) -> Any:
         """Returns the value; raises ValueError if it is not accepted."""
-        value = self.kind(argument) if self.kind in (int, float) else str(argument)
-        blank = self.kind is str and not self.words and not self.empty and not str(value).strip()
-        if blank or not fits(value, self.kind, self.limits or NO_LIMITS):
+        if self.kind in (int, float):
+            value = self.kind(argument)
+        else:
+            value = in_their_case(str(argument), map(str, self.words))
+        is_text = self.kind is str and not self.words
+        is_blank = is_text and not self.empty and not str(value).strip()
+        if is_blank or not fits(value, self.kind, self.limits or NO_LIMITS):
             raise ValueError(f"accepted: {self.accepted}")
         return expanded(str(value)) if self.is_path else value
 
@@ -88,31 +93,34 @@ class Several(flags.ListParser):
 
     def __init__(self, kind: Any, limits: Mapping[str, Any]):
         super().__init__()
-        self.each = Value(kind, limits)
+        self.item = Value(kind, limits)
         self.distinct = limits["distinct"]
         self.empty = limits["empty"]
-        self.kind = str if self.each.words else kind
-        self.words = self.each.words
+        self.kind = str if self.item.words else kind
+        self.words = self.item.words
 
     @property
     def accepted(self) -> str:
         """What is accepted, in words."""
-        what = self.each.accepted
-        if self.kind is float:
-            what = (
-                f"numbers{' ' if 'above' in what else ' of '}{what}" if what != "numbers" else what
-            )
-        what = "values" if self.kind is str and not self.words else what
-        what = f"{what}, each once" if self.words else "different " * self.distinct + what
-        return f"{what}, separated by commas{', or none' * self.empty}"
+        items = self.item.accepted
+        if self.words:
+            items = f"{items}, each once"
+        else:
+            if self.kind is str:
+                items = "values"
+            elif self.kind is float and items != "numbers":
+                items = f"numbers {items}" if "above" in items else f"numbers of {items}"
+            items = f"different {items}" if self.distinct else items
+        return f"{items}, separated by commas{', or none' if self.empty else ''}"
 
     def parse(self, argument: Any) -> list[str]:
         """Returns the values as text; raises ValueError if one is not accepted."""
-        texts = super().parse(argument)
-        values = [self.each.parse(text) for text in texts]
-        if not (values or self.empty) or (self.distinct and len(set(values)) < len(values)):
+        values = [self.item.parse(text) for text in super().parse(argument)]
+        is_missing = not values and not self.empty
+        is_repeated = self.distinct and len(set(values)) < len(values)
+        if is_missing or is_repeated:
             raise ValueError(f"accepted: {self.accepted}")
-        return [str(text) for text in texts]
+        return [str(value) for value in values]
 
 
 class Rates(flags.ListParser):
@@ -122,14 +130,15 @@ class Rates(flags.ListParser):
 
     def parse(self, argument: Any) -> list[str]:
         """Returns the pairs as text; raises ValueError if one is not accepted."""
-        pairs = super().parse(argument)
-        methods, _, rates = (
-            zip(*(pair.partition(":") for pair in pairs), strict=True) if pairs else ((), (), ())
-        )
-        known = set(methods) <= set(METHODS) and len(set(methods)) == len(methods)
-        if not known or any(out_of_range(float(rate), {"above": 0}) for rate in rates):
-            raise ValueError(f"accepted: {self.accepted}")
-        return pairs
+        rates: dict[str, str] = {}
+        for pair in super().parse(argument):
+            text, _, rate = pair.partition(":")
+            name = registered_name(text)
+            is_known = name in METHODS and name not in rates
+            if not is_known or out_of_range(float(rate), {"above": 0}):
+                raise ValueError(f"accepted: {self.accepted}")
+            rates[name] = rate
+        return [f"{name}:{rate}" for name, rate in rates.items()]
 
 
 class Declared(flags.Flag):
@@ -140,6 +149,16 @@ class Declared(flags.Flag):
         super().__init__(parser, flags.ArgumentSerializer(), name, default, help, boolean=boolean)
         self.arguments: set[str] = set()
         self.read_with: dict[str, tuple] = {}
+
+
+def _merged(conditions: Conditions, further: Conditions) -> dict[str, Any]:
+    """Conditions one of which is enough; {} if a flag is always read under one of both."""
+    if not conditions or not further:
+        return {}
+    merged = {**conditions}
+    for other, values in further.items():
+        merged[other] = (*conditions.get(other, ()), *values)
+    return merged
 
 
 class Group(NamedTuple):
@@ -155,13 +174,21 @@ class Group(NamedTuple):
         prefix: str = "",
         lists: Sequence[str] = (),
         where: Conditions = types.MappingProxyType({}),
+        texts: Mapping[str, str] = types.MappingProxyType({}),
         **defaults: Any,
     ) -> None:
         """Registers the flags of a dataclass's fields or a function's arguments, all or `only` some.
 
-        See `names`; `prefix` is that of a method. A flag that another declaration has registered gets this one's help
-        and conditions, too. The flags of fields in `lists` take several values. `where` has conditions under which the
-        fields are read, besides their own; `defaults` replace the declaration's.
+        See `names`. If another declaration has registered a flag, it also applies under this one's conditions.
+
+        Args:
+            declaring: The dataclass or function.
+            only: Names of fields; none: all.
+            prefix: Prefix of a method's flags, METHOD.
+            lists: Fields whose flags take several values.
+            where: Conditions under which the fields are read, besides their own.
+            texts: Help by flag, in place of that in `flag_help`. A method's fields declare theirs.
+            defaults: Defaults by field, in place of the declaration's.
         """
         known = fields_of(declaring)
         owners = owners_of(declaring, prefix)
@@ -169,51 +196,44 @@ class Group(NamedTuple):
         for field in known.values():
             if field.name not in names or (only and field.name not in only):
                 continue
-            own = (
-                {}
-                if prefix
-                else {names.get(other, other): values for other, values in field.conditions.items()}
-            )
             name = names[field.name]
-            default = defaults.get(field.name, field.default)
-            made: Any = self.registry[name] if name in self.registry else None  # noqa: SIM401
-            if made is None:
-                made = self._define(field._replace(name=name, default=default), field.name in lists)
-                made.read_with = {**own, **where}
+            if name in self.registry:
+                flag: Any = self.registry[name]
+                flag.read_with = _merged(flag.read_with, where)
             else:
-                help = field.limits.get("help", "")
-                made.help += f"; {help}" if help not in made.help else ""
-                merged = {
-                    other: (*made.read_with.get(other, ()), *values)
-                    for other, values in where.items()
-                }
-                made.read_with = {**made.read_with, **merged} if where and made.read_with else {}
-            made.arguments.add(field.name)
+                help = field.limits["help"] if prefix else texts.get(name) or HELP[name]
+                default = defaults.get(field.name, field.default)
+                renamed = field._replace(name=name, default=default)
+                flag = self._define(renamed, help, field.name in lists)
+                conditions = {}
+                for other, values in field.conditions.items():
+                    conditions[names.get(other, other)] = values
+                flag.read_with = {**where} if prefix else {**conditions, **where}
+            flag.arguments.add(field.name)
             if owners[field.name]:
-                made.arguments.add(f"{owners[field.name]}.{field.name}")
+                flag.arguments.add(f"{owners[field.name]}.{field.name}")
 
-    def _define(self, field: Field, listed: bool = False) -> Declared:
+    def _define(self, field: Field, help: str, listed: bool = False) -> Declared:
+        """Registers a flag for a field; with `listed`, it takes several of the field's values."""
         hint = value_type(field.hint)
         limits = {**NO_LIMITS, **field.limits}
-        kinds = typing.get_args(hint) if is_union(hint) else (hint,)
+        types = typing.get_args(hint) if is_union(hint) else (hint,)
         default = None if field.default is REQUIRED else field.default
-        if listed or item_type(hint) is not None:
-            kind, own = (hint, limits) if listed else plain(item_type(hint))
-            limits = {
-                **limits,
-                **own,
-                "distinct": listed or limits["distinct"],
-                "empty": limits["empty"],
-            }
-            default = [str(each) for each in ([default] if listed else default or [])]
-            parser: Any = Several(kind, limits)
-        elif bool in kinds:
-            words = [word for kind in kinds for word in typing.get_args(kind)]
+        if listed:
+            parser: Any = Several(hint, limits | {"distinct": True})
+            default = [str(default)]
+        elif item_type(hint) is not None:
+            item, item_limits = plain(item_type(hint))
+            list_limits = {"distinct": limits["distinct"], "empty": limits["empty"]}
+            parser = Several(item, limits | {**item_limits} | list_limits)
+            default = [str(value) for value in default or []]
+        elif bool in types:
+            words = [word for kind in types for word in typing.get_args(kind)]
             parser = SwitchOr(words[0]) if words else flags.BooleanParser()
         else:
-            kind = Path if Path in kinds else str if str in kinds else hint
+            kind = Path if Path in types else str if str in types else hint
             parser = Value(kind, limits, empty=default == "")
-        return self._register(Declared(parser, field.name, default, field.text))
+        return self._register(Declared(parser, field.name, default, help))
 
     def _register(self, flag: Declared) -> Declared:
         flags.DEFINE_flag(flag, self.registry, self.heading)
@@ -221,22 +241,23 @@ class Group(NamedTuple):
 
     def add(self, name: str, hint: Any, default: Any, help: str, **limits: Any) -> None:
         """A flag that no declaration has; `limits` are those of a `knob`."""
-        self._define(Field(name, hint, default, knob(**limits).metadata, help))
+        self._define(Field(name, hint, default, knob(**limits).metadata), help)
 
     def several(
         self,
         name: str,
         default: Sequence[Any],
         help: str,
-        of: type | Sequence[str] = str,
+        items: type | Sequence[str] = str,
         *,
         distinct: bool = True,
         empty: bool = False,
         **limits: Any,
     ) -> None:
         """Comma-separated values: int, float, any text, or some of the accepted words; `limits` as in `knob`."""
-        kind, words = (of, ()) if isinstance(of, type) else (str, tuple(of))
-        limits = {"at_least": 1, **limits} if of is int else limits
+        kind: Any = items if isinstance(items, type) else str
+        words = () if isinstance(items, type) else tuple(items)
+        limits = {"at_least": 1, **limits} if kind is int else limits
         self.add(
             name,
             Sequence[kind],

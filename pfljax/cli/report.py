@@ -21,6 +21,7 @@ from absl import flags
 
 from pfljax import report
 from pfljax.api import compare
+from pfljax.cli.flag_help import HELP
 from pfljax.cli.flags import RUNS
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
@@ -31,15 +32,14 @@ from pfljax.folder import former
 
 def define(registry: flags.FlagValues) -> None:
     add = Group(RUNS, registry)
-    add.repeated(
-        "folder", "folder of a run, or a folder that contains runs; the flag's name can be omitted"
+    add.repeated("folder", HELP["folder"])
+    text = (
+        "File of the page. Default: report.html in the folder, or in the current one for several."
     )
-    text = "page of the comparison; default: report.html in the folder, or in the current one for several"
     add.add("out", Path, None, text)
     add.declare(compare, "reference")
-    add.add("paper", Path, None, "folder for a comparison's figures for a paper, as PDF and PNG")
-    text = "width of these figures in inches: 3.3 for a column, 6.8 for a page of two columns"
-    add.add("paper_width", float, 3.3, text, above=0)
+    add.add("paper", Path, None, HELP["paper"])
+    add.add("paper_width", float, 3.3, HELP["paper_width"], above=0)
 
 
 def read_folders(settings: Settings, command: str) -> list[Path]:
@@ -49,9 +49,8 @@ def read_folders(settings: Settings, command: str) -> list[Path]:
         raise FlagError(f"give a run's folder: pfljax {command} DIR...")
     for folder in folders:
         if not folder.is_dir():
-            raise FlagError(
-                f"{folder}: {os.strerror(errno.ENOTDIR if folder.exists() else errno.ENOENT)}"
-            )
+            code = errno.ENOTDIR if folder.exists() else errno.ENOENT
+            raise FlagError(f"{folder}: {os.strerror(code)}")
     return folders
 
 
@@ -59,9 +58,8 @@ def run(settings: Settings) -> None:
     folders = read_folders(settings, "report")
     for folder in folders:
         if not report.runs_below(folder):
-            raise FlagError(
-                f"{folder}: contains no finished run; accepted: folders with a summary.json, or above one"
-            )
+            text = "contains no finished run; accepted: folders with a summary.json, or above one"
+            raise FlagError(f"{folder}: {text}")
     if len(folders) == 1 and report.is_run(folders[0]):
         settings.refuse("out", "the page of one run is written to its folder")
         settings.refuse("reference", "the page of one run compares no methods")
@@ -72,16 +70,16 @@ def run(settings: Settings) -> None:
         raise settings.error(
             "paper", "accepted for the folder of one comparison, which has a table.json"
         )
-    page = Path(settings.out or (folders[0] if len(folders) == 1 else Path()) / "report.html")
+    folder = folders[0] if len(folders) == 1 else Path()
+    page = Path(settings.out or folder / "report.html")
     if page.suffix != ".html":
         raise settings.error("out", "accepted: a file that ends in .html")
     print(f"report: {report.write_comparison(page, folders, reference=settings.reference)}")
     if settings.paper:
         rows = former.read_table(folders[0] / "table.json")
         figures = report.save_figures(rows, Path(settings.paper), settings.paper_width)
-        print(
-            f"figures: {', '.join(str(path) for path in figures if path.suffix == '.pdf')}, and .png"
-        )
+        names = [str(path) for path in figures if path.suffix == ".pdf"]
+        print(f"figures: {', '.join(names)}, and .png")
 
 
 COMMAND = Command(__doc__ or "", define, run, devices=None, listed="folder")

@@ -20,7 +20,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -31,7 +31,16 @@ from pfljax.api import STORES, announced, environment
 from pfljax.api.measuring import MEASURES, Experiment, check_fit, like_one, measure
 from pfljax.api.study import taken
 from pfljax.cli import build, tables
-from pfljax.cli.flags import DATA, RUNS, WHAT, Sweep, define_devices, define_training
+from pfljax.cli.flag_help import HELP
+from pfljax.cli.flags import (
+    DATA,
+    RUNS,
+    WHAT,
+    Sweep,
+    define_devices,
+    define_training,
+    define_verbose,
+)
 from pfljax.cli.launch import Command
 from pfljax.cli.names import current
 from pfljax.cli.parsing import Group
@@ -42,8 +51,7 @@ from pfljax.contract.host import readable
 from pfljax.contract.pooled import Pooled
 from pfljax.contract.types import Split
 from pfljax.data import Federation, preparation, sources
-from pfljax.folder import files, fingerprint, former
-from pfljax.folder.folders import said
+from pfljax.folder import files, fingerprint, folders, former
 from pfljax.settings import method
 
 MOST_CLIENTS = 10**12  # more than fit in memory: each such cell reports that
@@ -52,26 +60,23 @@ WORKLOADS = PRESETS / "scaling"
 CELL = "cell.json"
 # Flags that may differ between studies that share a folder: those that span the grid, and those that change no cell.
 FREE = (
-    *(
-        "methods",
-        "num_clients",
-        "cohort",
-        "plan",
-        "chunk",
-        "devices",
-        "out",
-        "preset",
-        "total_rounds",
-        "rerun",
-    ),
-    *(
-        "participation",
-        "fine_tune_epochs",
-        "planned_rounds",
-        "coordinator",
-        "process_id",
-        "profile",
-    ),
+    "methods",
+    "num_clients",
+    "cohort",
+    "plan",
+    "chunk",
+    "devices",
+    "out",
+    "preset",
+    "total_rounds",
+    "rerun",
+    "verbose",
+    "participation",
+    "fine_tune_epochs",
+    "planned_rounds",
+    "coordinator",
+    "process_id",
+    "profile",
 )
 say = functools.partial(print, flush=True)
 
@@ -99,47 +104,27 @@ class GridCell(NamedTuple):
 
 
 def define(registry: flags.FlagValues) -> None:
-    Group(WHAT, registry).several("methods", ["federico"], "methods, or all; also FILE.py:NAME")
+    text = "Methods to measure, or all; FILE.py:NAME for your own."
+    Group(WHAT, registry).several("methods", ["federico"], text)
     define_training(registry, rounds=5, scored=False)
     add = Group(DATA, registry)
-    add.several(
-        "num_clients", ["10", "100", "1000"], "numbers of clients K", int, at_most=MOST_CLIENTS
-    )
-    add.several(
-        "cohort",
-        ["0"],
-        "numbers of clients per round S; 0: all",
-        int,
-        at_least=0,
-        at_most=MOST_CLIENTS,
-    )
-    add.add("train_examples", int, 20, "training examples per client", at_least=1)
-    add.several("shape", ["28", "28", "1"], "shape of an example", int, distinct=False)
-    add.add("num_classes", int, 10, "number of classes C", at_least=2)
-    add.add(
-        "data_file",
-        Path,
-        None,
-        "npz with x, y and optionally is_test, divided evenly; default: random pixels",
-    )
+    clients = ["10", "100", "1000"]
+    add.several("num_clients", clients, "Numbers of clients.", int, at_most=MOST_CLIENTS)
+    add.several("cohort", ["0"], HELP["cohort"], int, at_least=0, at_most=MOST_CLIENTS)
+    add.add("train_examples", int, 20, "Number of training examples per client.", at_least=1)
+    add.several("shape", ["28", "28", "1"], HELP["shape"], int, distinct=False)
+    add.add("num_classes", int, 10, HELP["num_classes"], at_least=2)
+    text = "npz file with x, y and optionally is_test, divided evenly. Default: random pixels."
+    add.add("data_file", Path, None, text)
     define_devices(registry, lists=True)
+    define_verbose(registry)
     add = Group(RUNS, registry)
-    add.add(
-        "total_rounds",
-        int,
-        0,
-        "number of rounds to project the hours for; 0: no projection",
-        at_least=0,
-    )
-    known = sorted(path.stem for path in WORKLOADS.glob("*.flags"))
-    add.add("preset", str, None, "flags of a known workload", choices=known)
+    add.add("total_rounds", int, 0, HELP["total_rounds"], at_least=0)
+    presets = sorted(path.stem for path in WORKLOADS.glob("*.flags"))
+    add.add("preset", str, None, HELP["preset"], choices=presets)
     add.declare(Sweep, "rerun")
-    add.add(
-        "out",
-        Path,
-        "runs/scaling",
-        "folder for the table and the figure; finished cells in it are kept",
-    )
+    text = "Folder for the table and the figure. Finished cells in it are not repeated."
+    add.add("out", Path, "runs/scaling", text)
 
 
 def run(settings: Settings) -> None:
@@ -158,10 +143,11 @@ def run(settings: Settings) -> None:
     if STORES[settings.client_store].on_disk and jax.process_count() > 1:
         text = "its files are in a temporary folder; accepted with several processes: host"
         raise settings.error("client_store", text)
-    if out.exists() and not (out / "cells").is_dir() and (not out.is_dir() or any(out.iterdir())):
-        raise settings.error(
-            "out", "contains something other than a scaling study; choose a new folder"
-        )
+    is_study = (out / "cells").is_dir()
+    is_other = out.exists() and not is_study and (not out.is_dir() or any(out.iterdir()))
+    if is_other:
+        text = "contains something other than a scaling study; choose a new folder"
+        raise settings.error("out", text)
     note = "" if settings.data_file else ": time and memory are realistic, accuracy is not"
     say(f"on {described_data(settings)}{note}")
     try:
@@ -190,10 +176,12 @@ def most_devices(settings: Settings) -> int:
 def grid(settings: Settings) -> list[GridCell]:
     """Returns the cells that the flags ask for, except those with a cohort larger than K."""
     names = build.read_methods(settings)
-    found = len(jax.local_devices())
-    devices = [number or found for number in settings.numbers("devices", int)]
+    num_devices = len(jax.local_devices())
+    devices = [number or num_devices for number in settings.numbers("devices", int)]
     chunks = [f"chunk-{number}" for number in settings.numbers("chunk", int)]
-    plans = [each for plan in settings.plan for each in (chunks if plan == "chunk" else [plan])]
+    plans = []
+    for plan in settings.plan:
+        plans += chunks if plan == "chunk" else [plan]
     sizes = itertools.product(settings.numbers("num_clients", int), settings.numbers("cohort", int))
     cells = []
     for name, (num_clients, cohort), plan, number in itertools.product(
@@ -234,27 +222,23 @@ def build_clients(settings: Settings, cell: GridCell, num_clients: int) -> Feder
         distinct = 0 if STORES[settings.client_store].on_devices else DISTINCT
         need = 4 * min(num_clients, distinct or num_clients) * size * math.prod(shape)
         check_fit(need, "data on the host")
-        made = data.random_pixels(
+        pixels = data.random_pixels(
             num_clients, size, shape, settings.num_classes, 0, distinct=distinct
         )
-        x = made.train.x
-        y = made.train.y
-        task = made.task
-        num_classes = made.num_classes
+        x = pixels.train.x
+        y = pixels.train.y
+        task = pixels.task
+        num_classes = pixels.num_classes
     else:
         source = load(settings.data_file)
-        rows = (
-            np.arange(len(source.y)) if source.is_test is None else np.flatnonzero(~source.is_test)
-        )
+        rows = np.arange(len(source.y))
+        if source.is_test is not None:
+            rows = np.flatnonzero(~source.is_test)
         if len(rows) < cell.num_clients * size:
-            raise RunError(
-                f"the file has {len(rows)} training examples, but {cell.num_clients} x {size} are needed"
-            )
-        rows = (
-            np.random.default_rng(0)
-            .permutation(rows)[: num_clients * size]
-            .reshape(num_clients, size)
-        )
+            need = f"{cell.num_clients} x {size} are needed"
+            raise RunError(f"the file has {len(rows)} training examples, but {need}")
+        shuffled = np.random.default_rng(0).permutation(rows)
+        rows = shuffled[: num_clients * size].reshape(num_clients, size)
         prepare = preparation.fit(source, np.sort(rows[:, :train], axis=None))
         x = prepare(source.x, rows.ravel())
         x = x if prepare.scaling is None else prepare.scaling(x)
@@ -263,17 +247,22 @@ def build_clients(settings: Settings, cell: GridCell, num_clients: int) -> Feder
         task = source.task
         num_classes = source.num_classes
 
-    def part(start: int, stop: int) -> Split:
-        examples = (
-            dataclasses.replace(x, index=x.index[:, start:stop])
-            if isinstance(x, Pooled)
-            else x[:, start:stop]
-        )
+    def split(start: int, stop: int) -> Split:
+        """The examples of all clients from one position to another."""
+        if isinstance(x, Pooled):
+            examples: Any = dataclasses.replace(x, index=x.index[:, start:stop])
+        else:
+            examples = x[:, start:stop]
         return Split(examples, y[:, start:stop], np.full(num_clients, stop - start, np.int32))
 
-    parts = part(0, train), part(train, size), part(0, 0)
     return Federation(
-        *parts, np.zeros(num_clients, np.int32), task, num_classes, described_data(settings)
+        split(0, train),
+        split(train, size),
+        split(0, 0),
+        np.zeros(num_clients, np.int32),
+        task,
+        num_classes,
+        described_data(settings),
     )
 
 
@@ -281,15 +270,12 @@ def build_experiment(settings: Settings, cell: GridCell) -> Experiment:
     """Builds the cell's run from one of its clients. Raises `RunError`; see `build_clients`."""
     kind, _, chunk = cell.plan.partition("-")
     plan = kind, int(chunk or 0), cell.devices, settings.exchange, settings.model_devices
-    one = build_clients(settings, cell, 1)
-    found = build.build_method(settings, cell.method)
-    model = build.build_model(settings, one)
-    local = build.build_local(settings.of_method(cell.method))
+    client = build_clients(settings, cell, 1)
     return like_one(
-        found,
-        one,
-        model,
-        local,
+        build.build_method(settings, cell.method),
+        client,
+        build.build_model(settings, client),
+        build.build_local(settings.for_method(cell.method)),
         plan,
         settings.client_store,
         cell.num_clients,
@@ -308,11 +294,21 @@ def common(settings: Settings) -> dict:
 def read(folder: Path) -> dict:
     """Returns the content of a cell's file; empty if there is none, or it is damaged."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        found = former.read_scaling(folder / CELL)
-        whole = {"status", *GridCell._fields, *MEASURES} <= found["row"].keys()
-        if whole and all(isinstance(found[name], dict) for name in ("settings", "program")):
-            return found | {"settings": current(found["settings"])}
+        content = former.read_scaling(folder / CELL)
+        is_whole = {"status", *GridCell._fields, *MEASURES} <= content["row"].keys()
+        if is_whole and all(isinstance(content[name], dict) for name in ("settings", "program")):
+            return content | {"settings": current(content["settings"])}
     return {}
+
+
+def differences(before: dict, now: dict) -> list[str]:
+    """Says which settings of a cell differ from those of now."""
+    texts = []
+    for name, value in now.items():
+        value_before = before.get(name, value)
+        if value_before != value:
+            texts.append(f"{name} was {folders.said(value_before)} and is {folders.said(value)}")
+    return texts
 
 
 def finished(settings: Settings, cells: Sequence[GridCell], out: Path) -> np.ndarray:
@@ -323,37 +319,28 @@ def finished(settings: Settings, cells: Sequence[GridCell], out: Path) -> np.nda
     """
     done = set[GridCell]()
     now = common(settings)
-    asked = {cell.folder(out): cell for cell in cells}
+    cells_by_folder = {cell.folder(out): cell for cell in cells}
 
     def check() -> None:
-        for folder, kept in ((folder, read(folder)) for folder in sorted(out.glob("cells/*"))):
-            before = (
-                (name, kept["settings"].get(name, value), value)
-                for name, value in now.items()
-                if kept
-            )
-            different = [
-                f"{name} was {said(old)} and is {said(new)}"
-                for name, old, new in before
-                if old != new
-            ]
+        for folder in sorted(out.glob("cells/*")):
+            content = read(folder)
+            if not content:
+                continue
+            different = differences(content["settings"], now)
             text = f"with other settings: {'; '.join(different)}" if different else ""
-            cell = (
-                asked.get(folder)
-                if kept and kept["row"]["status"] == "measured" and not different
-                else None
-            )
-            if cell and (
-                parts := fingerprint.differences(
-                    kept["program"], build_experiment(settings, cell).program()
-                )
-            ):
-                text = f"by another program; what differs: {', '.join(parts)}"
+            cell = cells_by_folder.get(folder)
+            if different or content["row"]["status"] != "measured":
+                cell = None
+            if cell:
+                program = build_experiment(settings, cell).program()
+                changed = fingerprint.differences(content["program"], program)
+                if changed:
+                    text = f"by another program; what differs: {', '.join(changed)}"
             if text and settings.rerun == "never":
-                raise ArgumentError(
-                    "rerun", f"{folder} was measured {text}; accepted: changed, to measure it again"
-                )
-            done.update([cell] if cell and not text else [])
+                why = f"{folder} was measured {text}; accepted: changed, to measure it again"
+                raise ArgumentError("rerun", why)
+            if cell and not text:
+                done.add(cell)
 
     processes.first(check)
     return processes.from_first(np.array([cell in done for cell in cells], np.int32))
@@ -368,8 +355,8 @@ def fill(settings: Settings, cells: Sequence[GridCell], out: Path) -> list[dict]
     for number, cell in enumerate(cells):
         what = f"{number + 1}/{len(cells)} {cell}"
         folder = cell.folder(out)
-        with contextlib.ExitStack() as held:
-            if not done[number] and not taken(held, folder):
+        with contextlib.ExitStack() as locks:
+            if not done[number] and not taken(locks, folder):
                 say(f"{what}: another process is measuring it")
                 continue
             # another process may just have finished it
@@ -384,7 +371,8 @@ def fill(settings: Settings, cells: Sequence[GridCell], out: Path) -> list[dict]
         write(settings, cells, out)
         seconds = row["seconds_per_round"]
         reason = row["reason"]
-        say(f"{what}: " + (f"skipped: {reason}" if reason else f"{seconds:.4g} s per round"))
+        outcome = f"skipped: {reason}" if reason else f"{seconds:.4g} s per round"
+        say(f"{what}: {outcome}")
     return write(settings, cells, out)
 
 
@@ -394,13 +382,13 @@ def row_of(settings: Settings, cell: GridCell) -> tuple[dict, dict]:
     row["clients_per_round"] = cell.clients_per_round
     trace = Path(settings.profile) / "-".join(map(str, cell)) if settings.profile else None
     try:
-        made = build_experiment(settings, cell)
+        experiment = build_experiment(settings, cell)
 
         def clients():
             return build_clients(settings, cell, cell.num_clients)
 
-        measured = measure(made, lambda: clients().client_data, settings.rounds, trace)
-        return row | {"status": "measured"} | measured, made.program()
+        measured = measure(experiment, lambda: clients().client_data, settings.rounds, trace)
+        return row | {"status": "measured"} | measured, experiment.program()
     except (RunError, MemoryError) as error:
         reason = str(error)
     except jax.errors.JaxRuntimeError as error:
@@ -412,58 +400,67 @@ def row_of(settings: Settings, cell: GridCell) -> tuple[dict, dict]:
 
 def write(settings: Settings, cells: Sequence[GridCell], out: Path) -> list[dict]:
     """Writes scaling.json and scaling.csv from the cells' files. Returns their rows: first `cells`, then others."""
-    with contextlib.ExitStack() as held:
-        taken(held, out, wait=True)
-        kept = [read(path) for path in sorted(out.glob("cells/*"))]
-        rows = [each["row"] for each in kept if each and each["settings"] == common(settings)]
+    with contextlib.ExitStack() as locks:
+        taken(locks, out, wait=True)
+        now = common(settings)
+        contents = [read(path) for path in sorted(out.glob("cells/*"))]
+        rows = [content["row"] for content in contents if content and content["settings"] == now]
         order = {cell: number for number, cell in enumerate(cells)}
-        rows.sort(
-            key=lambda row: order.get(
-                GridCell(*(row[name] for name in GridCell._fields)), len(cells)
-            )
-        )
+
+        def position(row: dict) -> int:
+            cell = GridCell(*(row[name] for name in GridCell._fields))
+            return order.get(cell, len(cells))
+
+        rows.sort(key=position)
         for row in rows:
             hours = settings.total_rounds * (row["seconds_per_round"] or 0) / 3600
             row["projected_hours"] = hours or None
-        fitted = {
-            name: {
-                what: report.slope([row["num_clients"] for row in own], [row[key] for row in own])
-                for what, key in (("time", "seconds_per_round"), ("memory", "memory_bytes"))
+        slopes = {}
+        for name, line in lines(settings, rows).items():
+            clients = [row["num_clients"] for row in line]
+            slopes[name] = {
+                "time": report.slope(clients, [row["seconds_per_round"] for row in line]),
+                "memory": report.slope(clients, [row["memory_bytes"] for row in line]),
             }
-            for name, own in lines(settings, rows).items()
-        }
         flags = {"flags": dict(sorted(settings.values.items())), "command": build.command()}
-        content = {"config": flags | environment(), "settings": common(settings)}
-        content |= {"data": described_data(settings), "slopes": fitted, "cells": rows}
+        content = {
+            "config": flags | environment(),
+            "settings": now,
+            "data": described_data(settings),
+            "slopes": slopes,
+            "cells": rows,
+        }
         files.write_json(out / "scaling.json", content)
         columns = ["status", "reason", *GridCell._fields, *MEASURES, "projected_hours"]
-        files.write_csv(
-            out / "scaling.csv", [columns, *([row.get(name) for name in columns] for row in rows)]
-        )
+        body = [[row.get(name) for name in columns] for row in rows]
+        files.write_csv(out / "scaling.csv", [columns, *body])
     return rows
 
 
 def lines(settings: Settings, rows: Sequence[dict]) -> dict[str, list[dict]]:
     """Groups the measured rows that differ only in K, by their method and what else differs, for the figure."""
     rows = [row for row in rows if row["status"] == "measured"]
-    differ = [
-        name for name in ("cohort", "plan", "devices") if len({row[name] for row in rows}) > 1
-    ]
-    words = {
-        "cohort": lambda n: f"S={n or 'K'}",
-        "plan": str,
-        "devices": lambda n: f"{n} device(s)",
-    }
-    found: dict[str, list[dict]] = {}
+
+    def differs(name: str) -> bool:
+        return len({row[name] for row in rows}) > 1
+
+    with_cohort = differs("cohort")
+    with_plan = differs("plan")
+    with_devices = differs("devices")
+    groups: dict[str, list[dict]] = {}
     for row in rows:
-        name = ", ".join([row["method"], *(words[name](row[name]) for name in differ)])
-        need = (
-            total_bytes(row)
-            if STORES[settings.client_store].on_devices
-            else row["peak_resident_bytes"] or 0
-        )
-        found.setdefault(name, []).append(row | {"memory_bytes": need})
-    return found
+        words = [row["method"]]
+        if with_cohort:
+            words.append(f"S={row['cohort'] or 'K'}")
+        if with_plan:
+            words.append(row["plan"])
+        if with_devices:
+            words.append(f"{row['devices']} device(s)")
+        need = row["peak_resident_bytes"] or 0
+        if STORES[settings.client_store].on_devices:
+            need = total_bytes(row)
+        groups.setdefault(", ".join(words), []).append(row | {"memory_bytes": need})
+    return groups
 
 
 def total_bytes(row: dict) -> int:
@@ -485,33 +482,40 @@ def show(settings: Settings, rows: Sequence[dict]) -> None:
         "(range)",
         "again",
         "updates/s",
+        "memory",
+        "RSS",
+        "disk",
+        "down, up",
     ]
-    heads += ["memory", "RSS", "disk", "down, up"]
 
-    def size(number):
+    def size(number: float | None) -> str:
         return readable(number) if number is not None else "?"
 
-    body = [
-        [
-            *(row["method"], row["plan"]),
-            *(f"{row[name]:,}" for name in ("num_clients", "clients_per_round", "devices")),
-            *(f"{row['compile_seconds']:.1f}", f"{row['seconds_per_round']:.4g}"),
+    body = []
+    for row in rows:
+        again = row["seconds_again"]
+        cells = [row["method"], row["plan"]]
+        cells += [f"{row[name]:,}" for name in ("num_clients", "clients_per_round", "devices")]
+        cells += [
+            f"{row['compile_seconds']:.1f}",
+            f"{row['seconds_per_round']:.4g}",
             f"{row['fastest_round']:.3g}-{row['slowest_round']:.3g}",
-            "" if row["seconds_again"] is None else f"{row['seconds_again']:.4g}",
+            "" if again is None else f"{again:.4g}",
             f"{row['client_updates_per_second']:,.0f}",
-            *(size(total_bytes(row)), size(row["peak_resident_bytes"]), size(row["disk_bytes"])),
+            size(total_bytes(row)),
+            size(row["peak_resident_bytes"]),
+            size(row["disk_bytes"]),
             f"{size(row['bytes_down'])}, {size(row['bytes_up'])}",
         ]
-        for row in rows
-    ]
+        body.append(cells)
     tables.show(title, heads, body, text=2)
     total = settings.total_rounds
     for row in rows if total else ():
         updates = total * row["clients_per_round"]
-        say(
-            f"{row['method']}, K={row['num_clients']}: {total:,} rounds, {updates:,} client updates, "
-            f"would take {row['projected_hours']:.3g} hours: a projection from {row['rounds']} timed rounds"
-        )
+        counts = f"{total:,} rounds, {updates:,} client updates"
+        hours = f"would take {row['projected_hours']:.3g} hours"
+        source = f"a projection from {row['rounds']} timed rounds"
+        say(f"{row['method']}, K={row['num_clients']}: {counts}, {hours}: {source}")
 
 
 COMMAND = Command(__doc__ or "", define, run, keep_compiled=False, devices=most_devices)

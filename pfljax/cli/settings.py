@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from absl import flags
 
+from pfljax.api import METRICS, models
 from pfljax.cli import supervision
 from pfljax.cli.flags import IMPLIED, METHOD_FLAGS
 from pfljax.cli.names import FORMER, flags_of, owners_of, renamed
@@ -22,22 +23,33 @@ from pfljax.cli.parsing import Declared
 from pfljax.contract import reading
 from pfljax.contract.errors import ArgumentError, shown
 from pfljax.contract.paths import expanded
-from pfljax.data.sources import FORMATS, detect_format, has_tests
+from pfljax.data.sources import FORMATS, SOURCES, detect_format, has_tests
 from pfljax.folder import files
 from pfljax.settings import own_files
 from pfljax.settings.fields import (
     Conditions,
     fields_of,
     holds,
+    in_their_case,
     item_type,
     plain,
     value_type,
     with_words,
 )
-from pfljax.settings.method import METHODS
+from pfljax.settings.method import METHODS, registered_name
 
 PRESETS = Path(__file__).parent / "presets"
 VALIDATION_FRACTION = 0.2  # for all methods of a run, if one of them needs validation examples
+# What users of other tools call some flags.
+ABBREVIATIONS = {
+    "lr": "learning_rate",
+    "lrs": "learning_rates",
+    "bs": "batch_size",
+    "wd": "weight_decay",
+    "clients": "num_clients",
+    "data": "dataset",
+    "net": "model",
+}
 Define = Callable[[flags.FlagValues], None]
 
 
@@ -45,7 +57,7 @@ class FlagError(ValueError):
     """A mistake on the command line, described in one line."""
 
     @classmethod
-    def of(cls, flag: str, text: str, value: object = None) -> FlagError:
+    def at(cls, flag: str, text: str, value: object = None) -> FlagError:
         """Returns the error for a flag: its value, if given, and what is accepted."""
         return cls(f"--{flag}: {text}" if value is None else f"--{flag}={shown(value)}: {text}")
 
@@ -56,7 +68,7 @@ class Settings:
 
     define: Define  # registers the command's flags
     values: Mapping[str, Any]  # value by flag
-    given: frozenset[str]  # the flags on the command line. Presets do not override them.
+    on_command_line: frozenset[str]  # names of flags, which presets do not override
     headings: Mapping[str, str]  # group by flag
     # by flag, other flags and their values, one of which it needs to be read
     read_with: Mapping[str, Conditions]
@@ -79,7 +91,7 @@ class Settings:
 
     def present(self, flag: str) -> bool:
         """Whether the flag is on the command line."""
-        return flag in self.given
+        return flag in self.on_command_line
 
     def replace(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> Settings:
         """Returns the settings with other values. Flags with a dot in their name are passed in a mapping."""
@@ -91,7 +103,8 @@ class Settings:
 
     def pinned(self, **values: Any) -> Settings:
         """Returns the settings with values that count as given on the command line, so no preset overrides them."""
-        return dataclasses.replace(self.replace(values), given=self.given | values.keys())
+        names = self.on_command_line | values.keys()
+        return dataclasses.replace(self.replace(values), on_command_line=names)
 
     def with_preset(self, path: Path) -> Settings:
         """Returns the settings with a flag file's values, except for flags on the command line. It may not exist."""
@@ -102,20 +115,18 @@ class Settings:
         # a later preset's rate applies to all methods unless it sets learning_rates
         if "learning_rate" in values:
             values.setdefault("learning_rates", [])
-        return self.replace(values | self._given())
+        return self.replace(values | self._on_command_line())
 
-    def of_method(self, name: str) -> Settings:
+    def for_method(self, name: str) -> Settings:
         """Returns the settings with the method's own learning rate, if --learning_rates has one."""
-        rates = {
-            method: float(rate)
-            for method, _, rate in (pair.partition(":") for pair in self.learning_rates)
-        }
-        own = (
-            {}
-            if self.present("learning_rate")
-            else {"learning_rate": rates.get(name, self.learning_rate)}
-        )
-        return self.replace(own, learning_rates=[])
+        rates = {}
+        for pair in self.learning_rates:
+            method, _, rate = pair.partition(":")
+            rates[method] = float(rate)
+        rate = self.learning_rate
+        if not self.present("learning_rate"):
+            rate = rates.get(name, rate)
+        return self.replace(learning_rate=rate, learning_rates=[])
 
     def with_defaults(self, methods: Iterable[str]) -> Settings:
         """Returns the settings with the defaults for the data set, its partition and the run's methods.
@@ -124,72 +135,81 @@ class Settings:
         validation examples, or DATASET.flags. Clients are tested on a file's official test examples, if it has them,
         unless --test_fraction is given.
         """
-        validated = any(METHODS[name].info.validates for name in methods)
-        kinds = [
-            f"{self.dataset}-{kind}"
-            for kind in (self.partition, *(["validated"] if validated else []))
-        ]
-        there = {path.stem: path for path in PRESETS.glob("*.flags")}
-        path = next((there[name] for name in [*kinds, self.dataset] if name in there), None)
-        found = dataclasses.replace(self.with_preset(path), defaults=path.name) if path else self
-        if validated:
-            found = found.replace({"validation_fraction": VALIDATION_FRACTION} | found._given())
-        if self.dataset in FORMATS and self.data_file and not self.present("test_fraction"):
-            test = self.data_test if self.reads("data_test") else ""
-            found = found.replace(
-                {"official_test": has_tests(self.dataset, self.data_file, test)} | found._given()
-            )
-        return found
+        # The preset.
+        is_validated = any(METHODS[name].info.validates for name in methods)
+        stems = [f"{self.dataset}-{self.partition}"]
+        if is_validated:
+            stems.append(f"{self.dataset}-validated")
+        stems.append(self.dataset)
+        presets = {path.stem: path for path in PRESETS.glob("*.flags")}
+        path = next((presets[stem] for stem in stems if stem in presets), None)
+        settings = self
+        if path:
+            settings = dataclasses.replace(self.with_preset(path), defaults=path.name)
 
-    def _given(self) -> dict[str, Any]:
-        return {name: self.values[name] for name in self.given}
+        # Validation and test examples.
+        if is_validated:
+            settings = settings._with_default("validation_fraction", VALIDATION_FRACTION)
+        if self.dataset in FORMATS and self.data_file and not self.present("test_fraction"):
+            column = self.data_test if self.reads("data_test") else ""
+            is_tested = has_tests(self.dataset, self.data_file, column)
+            settings = settings._with_default("official_test", is_tested)
+        return settings
+
+    def _with_default(self, flag: str, value: Any) -> Settings:
+        """Returns the settings with a value, unless the flag is on the command line."""
+        return self if self.present(flag) else self.replace({flag: value})
+
+    def _on_command_line(self) -> dict[str, Any]:
+        return {name: self.values[name] for name in self.on_command_line}
 
     def error(self, flag: str, text: str) -> FlagError:
         """Returns the error for a flag, with its value as written on the command line."""
         value = self[flag]
-        return FlagError.of(
-            flag, text, ",".join(map(str, value)) if isinstance(value, list | tuple) else value
-        )
+        if isinstance(value, list | tuple):
+            value = ",".join(map(str, value))
+        return FlagError.at(flag, text, value)
 
     def refuse(self, flag: str, why: str) -> None:
         """Raises `FlagError` if the flag is on the command line; used for flags that do not apply."""
         if self.present(flag):
-            raise FlagError.of(flag, f"does not apply here: {why}")
+            raise FlagError.at(flag, f"does not apply here: {why}")
 
     def reads(self, flag: str) -> bool:
         """Whether the flag has an effect with these settings."""
         conditions = self.read_with.get(flag)
-        return not conditions or any(
-            holds(self[o], values) for o, values in conditions.items() if o in self
-        )
+        if not conditions:
+            return True
+        return any(holds(self[flag], values) for flag, values in conditions.items() if flag in self)
 
     def check_read(self, variants: Sequence[Settings] = ()) -> None:
         """Raises `FlagError` for a flag on the command line that neither these settings nor any `variants` read."""
         for flag, conditions in self.read_with.items():
-            if not any(each.reads(flag) for each in variants or [self]):
-                known = {other: values for other, values in conditions.items() if other in self}
-                self.refuse(
-                    flag, f"accepted {with_words(known, '--')}" if known else "it has no effect"
-                )
+            if any(settings.reads(flag) for settings in variants or [self]):
+                continue
+            known = {other: values for other, values in conditions.items() if other in self}
+            why = f"accepted {with_words(known, '--')}" if known else "it has no effect"
+            self.refuse(flag, why)
 
     def values_of(self, declaring: Callable, prefix: str = "") -> dict[str, Any]:
         """Returns the values of the flags of a dataclass's fields or a function's arguments, by name."""
         known = fields_of(declaring)
         values = {}
         for name, flag in flags_of(declaring, prefix).items():
-            if flag in self and self.reads(flag):
-                kind = plain(item_type(value_type(known[name].hint)))[0]
-                values[name] = (
-                    [kind(text) for text in self[flag]] if kind in (int, float) else self[flag]
-                )
+            if flag not in self or not self.reads(flag):
+                continue
+            kind = plain(item_type(value_type(known[name].hint)))[0]
+            is_numbers = kind in (int, float)
+            values[name] = [kind(text) for text in self[flag]] if is_numbers else self[flag]
         return values
 
-    def make(self, declaring: Callable, prefix: str = "", **given: Any) -> Any:
-        """Calls a dataclass or function with the values of its flags and, as far as it takes them, the `given` ones."""
+    def make(self, declaring: Callable, prefix: str = "", **further: Any) -> Any:
+        """Calls a dataclass or function with the values of its flags and the `further` ones that it accepts."""
         known = fields_of(declaring)
-        taken = {name: value for name, value in given.items() if name in known}
+        values = self.values_of(declaring, prefix)
+        values |= {name: value for name, value in further.items() if name in known}
         try:
-            return declaring(**self.values_of(declaring, prefix) | taken)
+            return declaring(**values)
         except ArgumentError as error:
             owner = owners_of(declaring, prefix).get(error.argument)
             if not owner or error.owner:
@@ -213,16 +233,16 @@ class Settings:
 
     def check_knobs(self, methods: Sequence[str]) -> None:
         """Raises `FlagError` for a knob on the command line that none of the methods has."""
-        for flag in sorted(self.given):
+        names = ", ".join(methods)
+        for flag in sorted(self.on_command_line):
             if self.headings[flag] in METHODS and self.headings[flag] not in methods:
-                raise FlagError.of(flag, f"not a knob of this run's methods ({', '.join(methods)})")
-        named = [
-            pair.partition(":")[0] for pair in self.learning_rates if self.present("learning_rates")
-        ]
-        if not {*named} <= {*methods}:
-            raise self.error(
-                "learning_rates", f"accepted: rates for this run's methods ({', '.join(methods)})"
-            )
+                raise FlagError.at(flag, f"not a knob of this run's methods ({names})")
+        if not self.present("learning_rates"):
+            return
+        for pair in self.learning_rates:
+            if pair.partition(":")[0] not in methods:
+                text = f"accepted: rates for this run's methods ({names})"
+                raise self.error("learning_rates", text)
 
 
 def parse(define: Define, words: Sequence[str]) -> Settings:
@@ -235,36 +255,69 @@ def parse(define: Define, words: Sequence[str]) -> Settings:
     if supervision.WATCHED not in os.environ:  # otherwise the watcher has printed them
         for note in notes:
             print(f"note: {note}", file=sys.stderr)
-    own = _own_methods(words)
+    loaded = _loaded_methods(words)
     registry = read(define, words)
     values: dict[str, Any] = {name: registry[name].value for name in registry}
-    if values.get("dataset") == "file":
-        values["dataset"] = _kind_of(values["data_file"])
 
-    def registered(name):
-        return own.get(name, name)
-
+    # Names, in any case.
+    if "dataset" in values:
+        values["dataset"] = _dataset(values["dataset"], values.get("data_file"))
+    if "model" in values and not own_files.is_file_and_name(values["model"]):
+        values["model"] = _in_their_case(values["model"], [*models.NAMES, *models.FAMILIES])
+    if "metrics" in values:
+        values["metrics"] = [in_their_case(name, METRICS) for name in values["metrics"]]
+    if values.get("reference"):
+        values["reference"] = registered_name(values["reference"])
     if "method" in values:
-        values["method"] = registered(values["method"])
+        name = values["method"]
+        values["method"] = loaded.get(name, registered_name(name))
     if "methods" in values:
-        values["methods"] = list(map(registered, values["methods"]))
-    given = frozenset(name for name in registry if registry[name].present)
-    headings = {
-        flag.name: group
-        for group, found in registry.flags_by_module_dict().items()
-        for flag in found
-    }
-    declared = [flag for flag in map(registry.__getitem__, registry) if isinstance(flag, Declared)]
-    read_with = {flag.name: flag.read_with for flag in declared if flag.read_with}
-    flag_of = {
-        name: flag.name
-        for flag in declared
-        for name in flag.arguments
-        if headings[flag.name] not in METHODS
-    }
-    frozen = MappingProxyType
-    tables = frozen(headings), frozen(read_with), frozen(flag_of)
-    return Settings(define, frozen(values), given, *tables, words=tuple(words))
+        names = [loaded.get(name, registered_name(name)) for name in values["methods"]]
+        values["methods"] = [in_their_case(name, ["all"]) for name in names]
+
+    # What the flags are for.
+    headings = {}
+    for heading, group in registry.flags_by_module_dict().items():
+        for flag in group:
+            headings[flag.name] = heading
+    read_with = {}
+    flag_of = {}
+    for flag in (registry[name] for name in registry):
+        if not isinstance(flag, Declared):
+            continue
+        if flag.read_with:
+            read_with[flag.name] = flag.read_with
+        if headings[flag.name] not in METHODS:
+            flag_of |= dict.fromkeys(flag.arguments, flag.name)
+    return Settings(
+        define,
+        MappingProxyType(values),
+        frozenset(name for name in registry if registry[name].present),
+        MappingProxyType(headings),
+        MappingProxyType(read_with),
+        MappingProxyType(flag_of),
+        words=tuple(words),
+    )
+
+
+def _in_their_case(names: str, accepted: Iterable[str]) -> str:
+    """Names with commas between them, those in other cases than the accepted ones replaced by these."""
+    accepted = list(accepted)
+    return ",".join(in_their_case(name, accepted) for name in names.split(","))
+
+
+def _dataset(name: str, file: str | None) -> str:
+    """Returns the name of a data set in its case; for "file", the format of the user's file."""
+    name, colon, member = name.partition(":")
+    name = in_their_case(name, [*SOURCES, "file"])
+    if name != "file":
+        return f"{name}{colon}{member}"
+    if not file:
+        raise FlagError.at("dataset", "accepted with --data_file", "file")
+    try:
+        return detect_format(file)
+    except ArgumentError as error:
+        raise FlagError(error.line("--data_file")) from error
 
 
 def read(define: Define, words: Sequence[str]) -> flags.FlagValues:
@@ -277,8 +330,8 @@ def read(define: Define, words: Sequence[str]) -> flags.FlagValues:
     try:
         rest = registry(["", *words])
     except flags.UnrecognizedFlagError as error:
-        raise FlagError.of(
-            shown(error.flagname), f"unknown flag; {_hint(error.flagname, list(registry))}"
+        raise FlagError.at(
+            shown(error.flagname), f"unknown flag; {_hint(error.flagname, list(registry), words)}"
         ) from error
     except flags.IllegalFlagValueError as error:
         _stop_at(error, registry)
@@ -289,48 +342,55 @@ def read(define: Define, words: Sequence[str]) -> flags.FlagValues:
     return registry
 
 
-def _hint(unknown: str, known: Sequence[str]) -> str:
+def _hint(unknown: str, known: Sequence[str], words: Sequence[str]) -> str:
     """What an unknown flag may have meant: with a dot, a knob of that method."""
     method, dot, _ = unknown.partition(".")
-    knobs = [name for name in known if name.startswith(f"{method}.")]
-    if dot and method not in METHODS:
-        near = difflib.get_close_matches(method, METHODS, n=1, cutoff=0.8)
-        way = (
-            f"did you mean {near[0]}?"
-            if near
-            else "--method=FILE.py:NAME loads a method of your own"
-        )
-        return f"no method {shown(method)} is known; {way}"
-    former = [name for name, new in FORMER.items() if new in known]
-    if near := difflib.get_close_matches(unknown, knobs if dot else [*known, *former], n=3):
-        names = dict.fromkeys(FORMER.get(name, name) for name in near)
-        return f"did you mean {' or '.join(f'--{name}' for name in names)}?"
     if dot:
-        return f"accepted: {', '.join(f'--{name}' for name in knobs) or f'no knob of {method}'}"
-    return "--help lists all flags"
+        return _hint_at_knob(unknown, method, known)
+    if unknown in ABBREVIATIONS and ABBREVIATIONS[unknown] in known:
+        return f"did you mean --{ABBREVIATIONS[unknown]}?"
+
+    # A knob without its method: those of the methods on the command line, if these have it.
+    knobs = [name for name in known if name.partition(".")[2] == unknown]
+    if knobs:
+        named = [registered_name(name) for flag in METHOD_FLAGS for name in _values_of(flag, words)]
+        asked = {name for names in named for name in names.split(",")}
+        named_knobs = [name for name in knobs if name.partition(".")[0] in asked]
+        return f"did you mean {' or '.join(f'--{name}' for name in (named_knobs or knobs)[:3])}?"
+
+    former = [name for name, new in FORMER.items() if new in known]
+    near = difflib.get_close_matches(unknown, [*known, *former], n=3)
+    if not near:
+        return "--help lists all flags"
+    names = dict.fromkeys(FORMER.get(name, name) for name in near)
+    return f"did you mean {' or '.join(f'--{name}' for name in names)}?"
 
 
-def _own_methods(words: Sequence[str]) -> dict[str, str]:
+def _hint_at_knob(unknown: str, method: str, known: Sequence[str]) -> str:
+    """What an unknown flag METHOD.KNOB may have meant."""
+    if method not in METHODS:
+        near = difflib.get_close_matches(method.lower(), METHODS, n=1, cutoff=0.8)
+        way = "--method=FILE.py:NAME loads a method of your own"
+        hint = f"did you mean {near[0]}?" if near else way
+        return f"no method {shown(method)} is known; {hint}"
+    knobs = [name for name in known if name.startswith(f"{method}.")]
+    near = difflib.get_close_matches(unknown, knobs, n=3)
+    if near:
+        return f"did you mean {' or '.join(f'--{name}' for name in near)}?"
+    return f"accepted: {', '.join(f'--{name}' for name in knobs) or f'no knob of {method}'}"
+
+
+def _loaded_methods(words: Sequence[str]) -> dict[str, str]:
     """Loads the methods that are named as FILE.py:NAME; returns their registered names."""
-    own: dict[str, str] = {}
+    loaded: dict[str, str] = {}
     for flag in METHOD_FLAGS:
         names = {name for value in _values_of(flag, words) for name in value.split(",")}
         for name in sorted(filter(own_files.is_file_and_name, names)):
             try:
-                own[name] = own_files.load_method(name)
+                loaded[name] = own_files.load_method(name)
             except ArgumentError as error:
                 raise FlagError(error.line(f"--{flag}")) from error
-    return own
-
-
-def _kind_of(file: str | None) -> str:
-    """Returns the kind of the user's file, which is the data set's name."""
-    if not file:
-        raise FlagError.of("dataset", "accepted with --data_file", "file")
-    try:
-        return detect_format(file)
-    except ArgumentError as error:
-        raise FlagError(error.line("--data_file")) from error
+    return loaded
 
 
 def accepted(flag: flags.Flag) -> str:
@@ -340,60 +400,85 @@ def accepted(flag: flags.Flag) -> str:
 
 def _stop_at(error: flags.IllegalFlagValueError, registry: flags.FlagValues) -> NoReturn:
     """Raises `FlagError` for a value that is not of its flag's type."""
-    found = re.match(r"flag --([^=]+)=(.*?): ", str(error), re.DOTALL)
-    if not found or found[1] not in registry:
+    match = re.match(r"flag --([^=]+)=(.*?): ", str(error), re.DOTALL)
+    if not match or match[1] not in registry:
         raise FlagError(shown(error)) from error
+    name, value = match.groups()
     if isinstance(error.__context__, ArgumentError):
-        raise FlagError.of(found[1], error.__context__.text, found[2]) from error
-    raise FlagError.of(found[1], f"accepted: {accepted(registry[found[1]])}", found[2]) from error
+        raise FlagError.at(name, error.__context__.text, value) from error
+    text = f"accepted: {accepted(registry[name])}"
+    words = getattr(registry[name].parser, "words", ())
+    near = difflib.get_close_matches(value.lower(), map(str, words), n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise FlagError.at(name, f"{text}{hint}", value) from error
 
 
 def _expand(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Replaces flag files by their words, and adds the default values of flags given without a value.
 
     Returns the words with flags under their present names, and a note on each that was given under its former name.
+    Raises `FlagError` for a flag that is given under both names.
     """
-    found = [renamed(word) for word in _with_files(list(words), ())]
-    words = [word for word, _ in found]
-    notes = dict.fromkeys(note for _, note in found if note)
+    _check_names(words)
+    expanded_words = []
+    notes = []
+    for word in _with_files(list(words), ()):
+        present, note = renamed(word)
+        expanded_words.append(present)
+        if note and note not in notes:
+            notes.append(note)
+    for number, word in enumerate(expanded_words):
+        following = expanded_words[number + 1 :]
+        has_no_value = not following or following[0].startswith("-")
+        flag = word.lstrip("-")
+        if word.startswith("-") and flag in IMPLIED and has_no_value:
+            expanded_words[number] = f"{word}={IMPLIED[flag]}"
+    return expanded_words, notes
 
-    def alone(word, after):
-        return word.lstrip("-") in IMPLIED and word.startswith("-") and after.startswith("-")
 
-    expanded_words = [
-        f"{word}={IMPLIED[word.lstrip('-')]}" if alone(word, after) else word
-        for word, after in itertools.pairwise([*words, "-"])
-    ]
-    return expanded_words, list(notes)
+def _check_names(words: Sequence[str]) -> None:
+    """Raises `FlagError` for a flag that is given under its former name and its present one; flag files may differ."""
+    names_of: dict[str, str] = {}
+    for word in words:
+        if not word.startswith("-"):
+            continue
+        name = word.lstrip("-").partition("=")[0]
+        present = renamed(f"--{name}")[0].removeprefix("--")
+        before = names_of.setdefault(present, name)
+        if before != name:
+            text = f"is now --{present}; accepted: only one of --{before} and --{name}"
+            raise FlagError.at(before if name == present else name, text)
 
 
 def _with_files(words: list[str], inside: tuple[str, ...]) -> list[str]:
     """Replaces flag files by their words. `inside` lists the files that these words come from."""
-    found: list[str] = []
-    while words:
-        name, equals, file = (word := words.pop(0)).partition("=")
+    expanded_words: list[str] = []
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
+        name, equals, file = word.partition("=")
         if name not in ("--flagfile", "-flagfile"):
-            found.append(word)
+            expanded_words.append(word)
             continue
         if not equals:
-            file = words.pop(0) if words else ""
+            file = remaining.pop(0) if remaining else ""
         try:
             file = expanded(file)
             if file in inside:
                 raise ArgumentError("flagfile", "the file includes itself")
             lines = [line.strip() for line in reading.read_text(file).splitlines()]
         except ArgumentError as error:
-            raise FlagError.of("flagfile", error.text, file) from error
-        found += _with_files(
-            [line for line in lines if line and not line.startswith(("#", "//"))], (*inside, file)
-        )
-    return found
+            raise FlagError.at("flagfile", error.text, file) from error
+        in_file = [line for line in lines if line and not line.startswith(("#", "//"))]
+        expanded_words += _with_files(in_file, (*inside, file))
+    return expanded_words
 
 
 def _values_of(flag: str, words: Sequence[str]) -> list[str]:
     """Returns a flag's values, given as --flag=VALUE or --flag VALUE."""
-    joined = [word.lstrip("-").partition("=") for word in words if word.startswith("-")]
-    apart = [
-        after for word, after in itertools.pairwise(words) if word in (f"--{flag}", f"-{flag}")
-    ]
-    return [value for name, equals, value in joined if name == flag and equals] + apart
+    values = []
+    for word, following in itertools.pairwise([*words, ""]):
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and name == flag:
+            values.append(value if equals else following)
+    return values

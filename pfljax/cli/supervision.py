@@ -57,27 +57,34 @@ def watch() -> NoReturn:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
+    # What the worker prints. From the first error of a library on, lines are withheld.
     fatal = b""
-    said = False
-    lost = False
-    held = None
+    has_error = False
+    is_lost_line = False
+    withheld = None
     for line in worker.stderr or ():
-        found = LOG_LINE.match(line)
-        said |= line.startswith(b"error: ")
-        lost |= said and LOST_TEXT.encode() in line
-        if found:
-            held = [] if held is None and line[:1] in b"EF" else held
-            fatal = found[2] if line.startswith(b"F") else fatal
-        elif held is None or line.startswith(b"error: "):
+        match = LOG_LINE.match(line)
+        is_error = line.startswith(b"error: ")
+        has_error |= is_error
+        is_lost_line |= has_error and LOST_TEXT.encode() in line
+        if match:
+            if withheld is None and line[:1] in b"EF":
+                withheld = []
+            if line.startswith(b"F"):
+                fatal = match[2]
+        elif withheld is None or is_error:
             sys.stderr.buffer.write(line)
             sys.stderr.buffer.flush()
         else:
-            held.append(line)  # more of the libraries' messages, or something else
+            withheld.append(line)  # more of the libraries' messages, or something else
+
+    # How it ended.
     code = worker.wait()
     words = last_words(fatal, code) if code < 0 else ""
-    if held and code and not lost and words not in (LOST_TEXT, START_TEXT):
-        sys.stderr.buffer.writelines(held)
-    if words and not said:
+    is_explained = is_lost_line or words in (LOST_TEXT, START_TEXT)
+    if withheld and code and not is_explained:
+        sys.stderr.buffer.writelines(withheld)
+    if words and not has_error:
         print(f"error: {words}", file=sys.stderr, flush=True)
     os._exit(1 if code < 0 else code)
 

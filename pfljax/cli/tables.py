@@ -32,10 +32,8 @@ def show(
 
 def print_paths(out: Path, figure: str = "") -> None:
     """Prints where the files of a table are."""
-    print(
-        f"table: {out / 'table.md'}, .csv, .json, .tex"
-        + (f"; figure: {out / figure}" if figure else "")
-    )
+    shown_figure = f"; figure: {out / figure}" if figure else ""
+    print(f"table: {out / 'table.md'}, .csv, .json, .tex{shown_figure}")
     if (out / "report.html").exists():
         print(f"report: {out / 'report.html'}")
 

@@ -19,6 +19,7 @@ from absl import flags
 from pfljax import report
 from pfljax.api.table import epsilon_text, undefined
 from pfljax.cli import build, tables
+from pfljax.cli.flag_help import HELP
 from pfljax.cli.flags import (
     RUNS,
     WHAT,
@@ -26,6 +27,7 @@ from pfljax.cli.flags import (
     define_devices,
     define_evaluation,
     define_training,
+    define_verbose,
 )
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
@@ -38,21 +40,18 @@ from pfljax.training import progress
 
 
 def define(registry: flags.FlagValues) -> None:
-    names = f"{', '.join(METHODS)}, or FILE.py:NAME, a method of your own"
-    Group(WHAT, registry).add("method", str, "federico", names)
+    text = f"Method to train: {', '.join(METHODS)}, or FILE.py:NAME for your own."
+    Group(WHAT, registry).add("method", str, "federico", text)
     define_training(registry)
     define_data(registry)
     define_devices(registry)
     define_evaluation(registry)
+    define_verbose(registry)
     add = Group(RUNS, registry)
-    add.add(
-        "seed", int, 0, "seed for splits, initial models, cohorts, batches and sampling", at_least=0
-    )
-    add.add("split", int, None, "seed for the split of the data, instead of --seed", at_least=0)
-    add.add("out", Path, None, "folder for the run; default: runs/METHOD-DATASET-TIME")
-    add.add("verbose", bool, False, "print the whole plan, not its main lines only")
-    text = "continue from the newest intact checkpoint in --out; from_scratch: start over in that folder"
-    add.add("resume", bool | Literal["from_scratch"], False, text)
+    add.add("seed", int, 0, HELP["seed"], at_least=0)
+    add.add("split", int, None, HELP["split"], at_least=0)
+    add.add("out", Path, None, "Folder of the run. Default: runs/METHOD-DATASET-TIME.")
+    add.add("resume", bool | Literal["from_scratch"], False, HELP["resume"])
 
 
 def run(settings: Settings) -> None:
@@ -63,17 +62,16 @@ def run(settings: Settings) -> None:
     settings.check_read()
     trial = build.Trial(settings.seed, settings.split)
     clients = build.build_clients(settings, trial.of_data)
-    made = build.build_run(settings, names[0], clients, trial)
+    run_of_flags = build.build_run(settings, names[0], clients, trial)
     out = folder(settings)
     unseen = f" and {clients[1].num_clients} unseen ones" if clients[1] else ""
-    print(
-        f"{names[0]} on {made.clients.name}: {made.clients.num_clients} clients{unseen}, {settings.rounds} rounds"
-    )
+    counts = f"{run_of_flags.clients.num_clients} clients{unseen}, {settings.rounds} rounds"
+    print(f"{names[0]} on {run_of_flags.clients.name}: {counts}")
     build.print_defaults(settings)
     # With plan=python, only the trained models are evaluated unless asked otherwise.
     only_trained = settings.plan == "python" and not settings.present("eval_every")
     report.preload()
-    result = made.train(
+    result = run_of_flags.train(
         settings.rounds,
         out=out,
         resume=settings.resume,
@@ -97,44 +95,38 @@ def folder(settings: Settings) -> Path:
 
 
 def show(summary: dict) -> None:
-    classification = summary["task"] == "classification"
-    privacy = summary["privacy"]
-    names = ["accuracy", "accuracy_bottom_decile", "accuracy_min"] if classification else []
-    own = summary["metrics"]
-    heads = [
-        "",
-        "round",
-        *(name.replace("accuracy_", "").replace("_", " ") for name in names),
-        "test loss",
-    ]
-    heads += [name.replace("_", " ") for name in own]
+    """Prints the table of a run's scores."""
+    is_classification = summary["task"] == "classification"
+    accuracies = ["accuracy", "accuracy_bottom_decile", "accuracy_min"] if is_classification else []
+    metrics = summary["metrics"]
+    heads = ["", "round"]
+    heads += [name.replace("accuracy_", "").replace("_", " ") for name in accuracies]
+    heads.append("test loss")
+    heads += [name.replace("_", " ") for name in metrics]
+
+    # A row for each evaluation.
     last = summary["last"]
     best = summary["best"]
-    unseen = summary["unseen"]
     rows = [("last", last), (f"best by {best['selected_by'].replace('_', ' ')}", best)]
-    rows += [("last, on unseen clients", {"round": last["round"]} | unseen)] if unseen else []
-    body = [
-        [
-            *(
-                label,
-                str(row["round"]),
-                *(f"{100 * row[name]:.1f} %" for name in names),
-                f"{row['loss']:.4f}",
-            ),
-            *(f"{row.get(name, np.nan):.3f}" for name in own),
-        ]
-        for label, row in rows
-    ]
-    for kind, ledger in (
-        ("epsilon", privacy or {}),
-        ("client epsilon", (privacy or {}).get("of_clients", {})),
-    ):
+    if summary["unseen"]:
+        rows.append(("last, on unseen clients", {"round": last["round"]} | summary["unseen"]))
+    body = []
+    for label, row in rows:
+        cells = [label, str(row["round"])]
+        cells += [f"{100 * row[name]:.1f} %" for name in accuracies]
+        cells.append(f"{row['loss']:.4f}")
+        cells += [f"{row.get(name, np.nan):.3f}" for name in metrics]
+        body.append(cells)
+
+    # Columns for privacy, which are of the last round.
+    privacy = summary["privacy"] or {}
+    ledgers = {"epsilon": privacy, "client epsilon": privacy.get("of_clients", {})}
+    for name, ledger in ledgers.items():
         if "epsilon" in ledger:
-            heads.append(f"{kind} at delta {ledger['delta']:g}")
-            body = [
-                [*body[0], epsilon_text([ledger["epsilon"]])],
-                *([*row, ""] for row in body[1:]),
-            ]
+            heads.append(f"{name} at delta {ledger['delta']:g}")
+            body[0].append(epsilon_text([ledger["epsilon"]]))
+            for cells in body[1:]:
+                cells.append("")
     score = score_of(summary)
     notes = terms.means([{"score": score, **undefined([summary], score)}])
     title = f"{summary['method']} on {summary['dataset']}: {summary['scored']}"

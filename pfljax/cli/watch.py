@@ -2,8 +2,9 @@
 
     pfljax watch DIR...
 
-Looks for runs up to three levels deep. The page shows what runs, waits, is finished or has stopped, the rounds done,
-the time left, and the curves so far, and loads itself again every few seconds. Ctrl-C ends the server; no run notices.
+Looks for runs up to three levels deep. The page shows which runs are running, waiting, finished or stopped, their
+rounds, the remaining time and the curves so far, and refreshes every few seconds. Stop the server with Ctrl-C; runs are
+not affected.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from absl import flags
 
+from pfljax.cli.flag_help import HELP
 from pfljax.cli.flags import RUNS
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
@@ -29,15 +31,13 @@ NAMES = (HOST, "localhost")
 
 def define(registry: flags.FlagValues) -> None:
     add = Group(RUNS, registry)
-    add.repeated(
-        "folder", "folder of a run, or a folder that contains runs; the flag's name can be omitted"
-    )
-    add.add("port", int, 8765, "port of the page; 0: a free one", at_least=0, at_most=2**16 - 1)
-    add.add("refresh", int, 5, "seconds between two loads of the page", at_least=1, at_most=86400)
+    add.repeated("folder", HELP["folder"])
+    add.add("port", int, 8765, HELP["port"], at_least=0, at_most=2**16 - 1)
+    add.add("refresh", int, 5, HELP["refresh"], at_least=1, at_most=86400)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers with the page, made anew."""
+    """Answers every request with a new page."""
 
     def __init__(self, folders: Sequence[Path], refresh: int, *args):
         self.folders = folders
@@ -54,11 +54,10 @@ class Handler(BaseHTTPRequestHandler):
             return self.send_error(404)
         content = watching.page(self.folders, self.refresh).encode()
         self.send_response(200)
-        headers = {"Content-Type": "text/html; charset=utf-8", "Content-Length": str(len(content))}
-        for name, value in (
-            headers | {"Refresh": str(self.refresh), "Cache-Control": "no-store"}
-        ).items():
-            self.send_header(name, value)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Refresh", str(self.refresh))
+        self.send_header("Cache-Control", "no-store")
         self.end_headers()
         self.wfile.write(content)
 
@@ -79,9 +78,8 @@ def run(settings: Settings) -> None:
         text = f"{(error.strerror or str(error)).lower()}; accepted: a free port, or 0 to find one"
         raise settings.error("port", text) from error
     with server, contextlib.suppress(KeyboardInterrupt):
-        print(
-            f"watching {', '.join(map(str, folders))} at http://{HOST}:{server.server_port} (Ctrl-C ends it)"
-        )
+        address = f"http://{HOST}:{server.server_port}"
+        print(f"watching {', '.join(map(str, folders))} at {address} (stop with Ctrl-C)")
         server.serve_forever()
 
 

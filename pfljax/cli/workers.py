@@ -10,6 +10,7 @@ from typing import Any
 
 from absl import flags
 
+from pfljax.cli.flag_help import HELP
 from pfljax.cli.flags import RUNS
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
@@ -20,32 +21,18 @@ MINUTES = 24 * 60  # longest time of a cluster's job, which is then requeued
 
 def define(registry: flags.FlagValues) -> None:
     add = Group(RUNS, registry)
-    add.add(
-        "workers",
-        int,
-        1,
-        "number of processes that train the runs together",
-        at_least=1,
-        at_most=1000,
-    )
-    add.add(
-        "cells",
-        str,
-        "",
-        "i/n: trains every n-th run from the i-th on; the last to finish writes the table",
-    )
-    text = "where --workers run: here, or as an array of SLURM jobs, which go on where they were interrupted"
-    text = f"{text} (pip install 'pfljax[cluster]')"
-    add.add("cluster", str, "none", text, choices=["none", "slurm", "local"])
+    add.add("workers", int, 1, HELP["workers"], at_least=1, at_most=1000)
+    add.add("cells", str, "", HELP["cells"])
+    add.add("cluster", str, "none", HELP["cluster"], choices=["none", "slurm", "local"])
 
 
 def several(settings: Settings) -> bool:
     """Whether the command runs in other processes. Raises `FlagError` for flags that do not go together with that."""
-    found = settings.workers > 1 or settings.cluster != "none"
-    for flag in ("coordinator", "profile", "cells") if found else ():
+    is_split = settings.workers > 1 or settings.cluster != "none"
+    for flag in ("coordinator", "profile", "cells") if is_split else ():
         if settings.present(flag):
-            raise FlagError.of(flag, "accepted with --workers=1")
-    return found
+            raise FlagError.at(flag, "accepted with --workers=1")
+    return is_split
 
 
 def run(settings: Settings) -> None:
@@ -53,28 +40,21 @@ def run(settings: Settings) -> None:
     logs = Path(settings.out) / "workers"
     logs.mkdir(parents=True, exist_ok=True)
     commands = commands_of(settings)
-    failed = (
-        submit(commands, logs, settings.cluster)
-        if settings.cluster != "none"
-        else start(commands, logs)
-    )
+    if settings.cluster == "none":
+        failed = start(commands, logs)
+    else:
+        failed = submit(commands, logs, settings.cluster)
     for number in failed:
         print(f"worker {number} failed; see {logs / f'{number}.log'}", file=sys.stderr)
 
 
 def commands_of(settings: Settings) -> list[list[str]]:
     """The workers' command lines. On a CPU, local workers share the cores."""
-    words = [
-        sys.executable,
-        "-m",
-        "pfljax.cli",
-        "compare",
-        *settings.words,
-        "--workers=1",
-        "--cluster=none",
-    ]
+    words = [sys.executable, "-m", "pfljax.cli", "compare", *settings.words]
+    words += ["--workers=1", "--cluster=none"]
     if settings.cluster == "none" and cores.on_cpu() and not settings.present("devices"):
-        words.append(f"--devices={max(1, host.num_cores() // settings.workers)}")
+        cores_of_worker = max(1, host.num_cores() // settings.workers)
+        words.append(f"--devices={cores_of_worker}")
     return [words] * settings.workers
 
 

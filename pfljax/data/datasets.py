@@ -56,7 +56,7 @@ def made_again(origin: dict[str, dict[str, Any]]) -> Federation:
         return split_unseen(clients, records["unseen"], records["seed"])[records["side"]]
     arguments = {}
     for argument, record in records.items():
-        value = recorded.found(record, "clients")
+        value = recorded.restored(record, "clients")
         arguments[FORMER.get(argument, argument)] = value
     return MAKERS[name](**arguments)
 

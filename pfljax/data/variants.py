@@ -46,8 +46,8 @@ def split_unseen(
     num_clients = federation.num_clients
     num_unseen = round(unseen * num_clients)
     if not 0 < num_unseen < num_clients:
-        text = f"holds out {num_unseen} of {num_clients} clients"
-        accepted = "accepted: shares that leave at least one on each side"
+        text = f"{num_unseen} of {num_clients} clients would be unseen"
+        accepted = "accepted: a share that leaves at least one unseen client and one training client"
         raise ArgumentError("unseen", f"{text}; {accepted}", unseen)
     order = generator(seed, "unseen").permutation(num_clients)
 

@@ -22,7 +22,7 @@ from pfljax.contract.types import Algorithm, Array, Prediction, PyTree, Split
 from pfljax.evaluation.metrics import outputs, score_of_task
 from pfljax.local.batches import of_examples
 from pfljax.local.problem import Problem
-from pfljax.settings.fields import checked, nearest
+from pfljax.settings.fields import checked, in_their_case, nearest
 
 BINS = 15  # of `calibration_error`
 # Other entries of clients' rows, and beginnings of others' names.
@@ -200,7 +200,8 @@ def named(
     metrics that do not fit the clients' task.
     """
     if not isinstance(metrics, Mapping):
-        metrics = {name: name for name in metrics or ()}
+        names = [in_their_case(name, METRICS) for name in metrics or ()]
+        metrics = {name: name for name in names}
     names_of_functions = {id(known.function): name for name, known in METRICS.items()}
     of_run: dict[str, Metric] = {}
     for name, function in metrics.items():
@@ -317,7 +318,8 @@ def check_name(name: str, reserved: set[str]) -> None:
 
 
 def of_task(name: str, task: str) -> Metric:
-    """The metric of a name for a task. Raises `ArgumentError` if there is none."""
+    """The metric of a name, in any case, for a task. Raises `ArgumentError` if there is none."""
+    name = in_their_case(name, METRICS)
     if name not in METRICS:
         text = f"is no function, and unknown; {nearest(name, METRICS)}"
         raise ArgumentError("metrics", text, name)

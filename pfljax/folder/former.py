@@ -1,7 +1,7 @@
 """Reads files of runs, tables and studies, whose entries had other names when earlier versions wrote them.
 
-Entries come with their present names: "method" was "algorithm", and a client's "group" was "distribution". The files
-stay as they are, since manifests list checksums of their bytes.
+Entries come with their present names: "method" was "algorithm", a client's "group" was "distribution", and methods'
+knobs had other names. The files stay as they are, since manifests list checksums of their bytes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pfljax.folder import files
+from pfljax.settings import method
 
 STATE = (
     "its checkpoints are those of an earlier version, whose states had another layout: the run cannot go on, and its "
@@ -27,12 +28,21 @@ def renamed(entries: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, A
     return {names.get(name, name): value for name, value in entries.items()}
 
 
+def renamed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings or flags of a config.json, with or without dashes, under their present names."""
+    names = {**METHOD}
+    for former, present in method.former_names().items():
+        names[former] = present
+        names[f"--{former}"] = f"--{present}"
+    return renamed(settings, names)
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """Reads a run's config.json."""
     config = files.read_json(path)
     for part in ("settings", "flags"):
         if part in config:
-            config[part] = renamed(config[part], METHOD)
+            config[part] = renamed_settings(config[part])
     return config
 
 

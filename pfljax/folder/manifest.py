@@ -75,7 +75,7 @@ def read(out: Path) -> Manifest | None:
         text = f"was written in {version}; accepted: format {FORMAT}"
         raise ArgumentError("out", text, out)
     listed = {name: (size, digest) for name, (size, digest) in body["files"].items()}
-    settings = former.renamed(body["settings"], former.METHOD)
+    settings = former.renamed_settings(body["settings"])
     return Manifest(
         rounds=body["rounds"],
         settings=settings,

@@ -253,7 +253,7 @@ def _tree(record: Any) -> PyTree:
         return [_tree(value) for value in record["list"]]
     if "tuple" in record:
         return tuple(_tree(value) for value in record["tuple"])
-    cls = recorded.found(record["class"], "clients")
+    cls = recorded.restored(record["class"], "clients")
     return cls(*map(_tree, record["values"]))
 
 

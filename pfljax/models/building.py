@@ -24,6 +24,7 @@ from pfljax.models.model import ACCEPTED, FLOAT32, Model, module_of
 from pfljax.models.rewriting import equations
 from pfljax.models.standardizing import inside
 from pfljax.models.structure import is_flax
+from pfljax.settings.fields import in_their_case, nearest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +146,7 @@ def make(
     """Builds a model by name.
 
     Args:
-        name: A name in `NAMES`.
+        name: A name in `NAMES`, in any case.
         input_shape: Shape of an example, without the batch axis.
         task, num_classes, target_shape: As in `build`.
         options: Further fields of the `Model`, such as `frozen` and `trainable`.
@@ -163,8 +164,9 @@ def make(
         >>> model.output_shape
         (1, 10)
     """
+    name = in_their_case(name, NAMES)
     if name not in NAMES:
-        raise ArgumentError("model", f"unknown model; accepted: {', '.join(NAMES)}", name)
+        raise ArgumentError("model", f"unknown model; {nearest(name, NAMES)}", name)
     module = Model(NAMES[name](Sizes(**sizes)), **options)
     return build(module, input_shape, task, num_classes, name=name, target_shape=target_shape)
 

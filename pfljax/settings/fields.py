@@ -24,6 +24,7 @@ import os
 import re
 import types
 import typing
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -48,9 +49,9 @@ SIMPLE = (numbers.Number, str, bytes, Path, type, list, tuple, dict)
 SEQUENCES = (collections.abc.Sequence, tuple, list)
 WORDS = {int: "whole numbers", float: "numbers", bool: "True or False", str: "text", Path: "a path"}
 WORDS |= {collections.abc.Callable: "a function", collections.abc.Mapping: "a dict"}
-# other field -> its values; (): any but 0, None and False; GIVEN: any text
+# other field -> its values; (): any but 0, None and False; ANY_TEXT: any text but ""
 Conditions = Mapping[str, Sequence[Any]]
-GIVEN = ("...",)
+ANY_TEXT = ("...",)
 
 
 def knob(
@@ -70,6 +71,7 @@ def knob(
     static: bool = False,
     read_with: tuple[str, Any] | Conditions = NOTHING,
     accepted: str = "",
+    former: str = "",
 ) -> Any:
     """A field of a method's dataclass, with a range that is checked when the method is created.
 
@@ -91,22 +93,31 @@ def knob(
         read_with: Another knob and the value it must have for this knob to be read; otherwise this knob must keep its
             default. Or a mapping from other knobs to their values, one of which is enough.
         accepted: What is accepted, in words; by default, derived from the annotation and the bounds.
+        former: Its name in the previous release, which is still accepted, with a warning.
     """
-    found = {"help": help, "at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    found |= {
+    if isinstance(read_with, tuple):
+        other, value = read_with
+        conditions = {other: (value,)}
+    else:
+        conditions = dict(read_with)
+    metadata = {
+        "help": help,
+        "at_least": at_least,
+        "above": above,
+        "at_most": at_most,
+        "below": below,
         "infinite": infinite,
         "choices": tuple(choices),
         "distinct": distinct,
         "empty": empty,
         "static": static,
+        "grid": tuple(grid),
+        "groups": groups,
+        "read_with": conditions,
+        "accepted": accepted,
+        "former": former,
     }
-    conditions = (
-        {read_with[0]: (read_with[1],)}
-        if isinstance(read_with, tuple) and read_with
-        else dict(read_with)
-    )
-    found |= {"grid": tuple(grid), "groups": groups, "read_with": conditions, "accepted": accepted}
-    return dataclasses.field(default=default, metadata=found)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 NumClients = Annotated[int, knob(at_least=1)]
@@ -122,14 +133,12 @@ class Field(NamedTuple):
         hint: Its type, without `Annotated`.
         default: Its default; `REQUIRED` if it has none.
         limits: The metadata made by `knob`; empty without `knob`.
-        text: What it is: `help`, or its entry in the docstring.
     """
 
     name: str
     hint: Any
     default: Any
     limits: Mapping[str, Any]
-    text: str = ""
 
     @property
     def conditions(self) -> Conditions:
@@ -138,108 +147,115 @@ class Field(NamedTuple):
 
     def check(self, value: Any, owner: str = "") -> Any:
         """Returns the value as plain Python if it is a NumPy scalar. Raises `ArgumentError` if it is not accepted."""
-        if isinstance(value, jax.Array) and not isinstance(value, Tracer) and value.ndim == 0:
-            is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-            value = value if is_key else value.item()
-        if isinstance(value, np.generic):
-            value = value.item()
-        # such as jnp.float32
-        if "float32" in self.limits.get("choices", ()) and not isinstance(value, str | None):
+        value = as_python(value)
+
+        # Data types by object, such as jnp.float32, and words in another case.
+        choices = self.limits.get("choices", ())
+        if "float32" in choices and not isinstance(value, str | None):
             with contextlib.suppress(TypeError):
                 value = np.dtype(value).name
-        if (
-            type(value) in (np.ndarray, list, tuple)
-            and typing.get_origin(value_type(self.hint)) in SEQUENCES
-        ):
-            value = value.tolist() if isinstance(value, np.ndarray) and value.ndim == 1 else value
-            items = (each.item() if isinstance(each, np.generic) else each for each in value)
-            value = (
-                list(items)
-                if isinstance(value, list)
-                else tuple(items)
-                if isinstance(value, tuple)
-                else value
-            )
+        if isinstance(value, str):
+            value = in_their_case(value, words_of(self.hint, self.limits))
+
+        if typing.get_origin(value_type(self.hint)) in SEQUENCES:
+            value = items_as_python(value)
         text = "" if isinstance(value, Tracer) else refusal(value, self.hint, self.limits)
         if text:
-            told = isinstance(value, SIMPLE) or value is None
-            raise ArgumentError(
-                self.name, f"accepted: {text}", value if told else type(value).__name__, owner=owner
-            )
+            is_shown = isinstance(value, SIMPLE) or value is None
+            shown = value if is_shown else type(value).__name__
+            raise ArgumentError(self.name, f"accepted: {text}", shown, owner=owner)
         if callable(value) and not isinstance(value, Tracer):
             self._check_call(value, owner)
         return self._expanded(value)
 
     def _check_call(self, function: Callable, owner: str) -> None:
-        """Raises `ArgumentError` for a function that does not take as many arguments as it will be given."""
-        kinds = [
-            kind
-            for kind in types_in(self.hint)
-            if typing.get_origin(kind) is collections.abc.Callable
-        ]
-        given = typing.get_args(kinds[0])[0] if kinds else ...
-        if given is ...:
+        """Raises `ArgumentError` for a function that does not take as many arguments as it is called with."""
+        types = types_in(self.hint)
+        callables = [t for t in types if typing.get_origin(t) is collections.abc.Callable]
+        arguments = typing.get_args(callables[0])[0] if callables else ...
+        if arguments is ...:
             return
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError):  # some functions in C have none
             return
         try:
-            signature.bind(*given)
+            signature.bind(*arguments)
         except TypeError as error:
-            number = f"{len(given)} argument{'s' * (len(given) != 1)}"
-            text = f"cannot be called with {number} ({error}); accepted: {accepted(self.hint, self.limits)}"
+            number = f"{len(arguments)} argument{'s' * (len(arguments) != 1)}"
+            expected = accepted(self.hint, self.limits)
+            text = f"cannot be called with {number} ({error}); accepted: {expected}"
             raise ArgumentError(self.name, text, owner=owner) from error
 
     def _expanded(self, value: Any) -> Any:
         """A path, or a list of paths, with ~ replaced by the home folder; other values as they are."""
-        kind = value_type(self.hint)
-        each = item_type(kind)
-        if Path not in types_in(kind if each is None else each):
+        hint = value_type(self.hint)
+        item = item_type(hint)
+        if Path not in types_in(hint if item is None else item):
             return value
-        if each is None:
+        if item is None:
             return expanded(value, self.name) if isinstance(value, str | os.PathLike) else value
         return [expanded(path, self.name) for path in value]
+
+
+def as_python(value: Any) -> Any:
+    """A scalar of NumPy or JAX as plain Python; other values, tracers and random keys as they are."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if not isinstance(value, jax.Array) or isinstance(value, Tracer) or value.ndim:
+        return value
+    is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return value if is_key else value.item()
+
+
+def items_as_python(values: Any) -> Any:
+    """A list, tuple or 1-D array with its items as plain Python; other values as they are."""
+    if isinstance(values, np.ndarray):
+        return values.tolist() if values.ndim == 1 else values
+    if type(values) not in (list, tuple):
+        return values
+    items = [as_python(item) for item in values]
+    return items if isinstance(values, list) else tuple(items)
+
+
+def words_of(hint: Any, limits: Mapping[str, Any]) -> list[str]:
+    """The words that a field accepts, besides other values."""
+    words = [*limits.get("choices", ())]
+    for kind in types_in(hint):
+        if typing.get_origin(kind) is Literal:
+            words += [word for word in typing.get_args(kind) if isinstance(word, str)]
+    return words
+
+
+def in_their_case(name: str, accepted: Iterable[str]) -> str:
+    """The accepted name that a name equals but for upper and lower case; the name itself if there is none."""
+    accepted = list(accepted)
+    if name in accepted:
+        return name
+    same = [other for other in accepted if other.lower() == name.lower()]
+    return same[0] if same else name
 
 
 @functools.cache
 def fields_of(declaring: Any) -> dict[str, Field]:
     """The fields of a dataclass or named tuple, or the arguments of a function, by name."""
     metadata = {}
-    called = declaring
+    function = declaring
     if dataclasses.is_dataclass(declaring):
         metadata = {field.name: field.metadata for field in dataclasses.fields(declaring)}
     elif isinstance(declaring, type) and not hasattr(declaring, "_fields"):
-        called = declaring.__init__
-    hints = typing.get_type_hints(called, include_extras=True)
-    texts = documented(called)
-    found = {}
-    for name, parameter in inspect.signature(called).parameters.items():
-        if name in ("self", "cls") or parameter.kind in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        ):
+        function = declaring.__init__
+    hints = typing.get_type_hints(function, include_extras=True)
+    fields = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        is_variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if name in ("self", "cls") or is_variadic:
             continue
         hint, limits = plain(hints.get(name, Any))
         default = REQUIRED if parameter.default is parameter.empty else parameter.default
         limits = metadata.get(name) or limits
-        found[name] = Field(name, hint, default, limits, limits.get("help") or texts.get(name, ""))
-    return found
-
-
-def documented(declaring: Any) -> dict[str, str]:
-    """The entries of a docstring's list of arguments or attributes, by name."""
-    doc = inspect.getdoc(declaring) or ""
-    heading = "Attributes:\n" if "Attributes:\n" in doc else "Args:\n"
-    _, _, following = doc.partition(heading)
-    section, _, _ = following.partition("\n\n")
-    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
-
-    def in_one_line(text: str) -> str:
-        text = " ".join(text.split()).removesuffix(".").replace("`", "")
-        return text[0].lower() + text[1:] if text[1:2].islower() else text
-
-    return {name: in_one_line(text) for name, text in entries}
+        fields[name] = Field(name, hint, default, limits)
+    return fields
 
 
 def plain(hint: Any) -> tuple[Any, Mapping[str, Any]]:
@@ -247,9 +263,9 @@ def plain(hint: Any) -> tuple[Any, Mapping[str, Any]]:
     kind = value_type(hint)
     if typing.get_origin(kind) is not Annotated:
         return hint, {}
-    own = kind.__metadata__[0]
+    declared = kind.__metadata__[0]
     inner = kind.__origin__
-    limits = own.metadata if isinstance(own, dataclasses.Field) else {}
+    limits = declared.metadata if isinstance(declared, dataclasses.Field) else {}
     return (inner if kind is hint else inner | None), limits
 
 
@@ -258,7 +274,7 @@ def checked(
     options: Sequence[Callable] = (),
     without: Sequence[str] = (),
     owner: str = "",
-    of: Any = None,
+    cls: Any = None,
 ) -> Callable[[C], C]:
     """Checks a function's arguments against their annotations before it is called; raises `ArgumentError`.
 
@@ -266,7 +282,7 @@ def checked(
         options: What declares the function's further keyword arguments.
         without: Those of them that are not accepted.
         owner: See `ArgumentError`.
-        of: The class whose fields are the arguments, if the function is its `__init__`.
+        cls: The class whose fields are the arguments, if the function is its `__init__`.
     """
 
     def wrap(function: Any) -> Any:
@@ -278,7 +294,8 @@ def checked(
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            known = fields_of(of or function)
+            known = fields_of(cls or function)
+            kwargs = with_present_names(kwargs, known, owner)
             further = {}
             for declaring in options:
                 further |= fields_of(declaring)
@@ -301,6 +318,39 @@ def checked(
         return call
 
     return wrap
+
+
+def present_names(known: Mapping[str, Field]) -> dict[str, str]:
+    """The names of fields by their former names."""
+    names = {}
+    for name, field in known.items():
+        former = field.limits.get("former")
+        if former:
+            names[former] = name
+    return names
+
+
+def with_present_names(
+    values: Mapping[str, Any], known: Mapping[str, Field], owner: str = ""
+) -> dict[str, Any]:
+    """Returns a call's arguments under their present names, and warns about those with a former one.
+
+    Raises `ArgumentError` if an argument has both.
+    """
+    present = present_names(known)
+    prefix = f"{owner}." if owner else ""
+    renamed = {}
+    for name, value in values.items():
+        if name in known or name not in present:
+            renamed[name] = value
+            continue
+        new = present[name]
+        text = f"is now {prefix}{new}"
+        if new in values:
+            raise ArgumentError(name, f"{text}; accepted: only one of them", value, owner=owner)
+        warnings.warn(f"{prefix}{name} {text}", FutureWarning, stacklevel=3)
+        renamed[new] = value
+    return renamed
 
 
 def check_known(values: Mapping[str, Any], known: Mapping[str, Field], owner: str = "") -> None:
@@ -329,16 +379,16 @@ def bound_arguments(
         raise ArgumentError("arguments", text, owner=owner) from error
 
 
-def check_read(known: Mapping[str, Field], given: Mapping[str, Any], owner: str = "") -> None:
+def check_read(known: Mapping[str, Field], values: Mapping[str, Any], owner: str = "") -> None:
     """Raises `ArgumentError` for a value that is not read with the other values."""
-    for name in given.keys() & known.keys():
-        value = given[name]
+    for name in values.keys() & known.keys():
+        value = values[name]
         conditions = known[name].conditions
         if not conditions or isinstance(value, Tracer) or value == known[name].default:
             continue
         others = [other for other in conditions if other in known]
         fulfilled = [
-            holds(given.get(other, known[other].default), conditions[other]) for other in others
+            holds(values.get(other, known[other].default), conditions[other]) for other in others
         ]
         if others and not any(fulfilled):
             text = f"applies only {with_words(conditions)}"
@@ -347,26 +397,29 @@ def check_read(known: Mapping[str, Field], given: Mapping[str, Any], owner: str 
 
 def holds(value: Any, needed: Sequence[Any]) -> bool:
     """Whether a value, or one of a list (of values, or of names with commas), is `needed`; see `Conditions`."""
-    listed = (
-        value
-        if isinstance(value, list | tuple)
-        else value.split(",")
-        if isinstance(value, str)
-        else [value]
-    )
-    named = needed and needed != GIVEN
-    return any(
-        str(each).partition(":")[0] in map(str, needed) if named else bool(each) for each in listed
-    )
+    if isinstance(value, str):
+        items = value.split(",")
+    else:
+        items = value if isinstance(value, list | tuple) else [value]
+    if not needed or needed == ANY_TEXT:
+        return any(items)
+    names = [str(item).partition(":")[0] for item in items]
+    return any(name in map(str, needed) for name in names)
 
 
 def with_words(conditions: Conditions, prefix: str = "") -> str:
     """Conditions in words, such as "with plan=chunk"."""
 
     def in_words(values: Sequence[Any]) -> str:
-        if values == GIVEN:
+        if values in (ANY_TEXT, (True,)):
             return ""
-        return f"={' or '.join(map(str, values))}" if values else " above 0"
+        if not values:
+            return " above 0"
+        return f"={' or '.join(map(in_text, values))}"
+
+    def in_text(value: Any) -> str:
+        # as on a command line, where there is a prefix
+        return str(value).lower() if prefix and isinstance(value, bool) else str(value)
 
     texts = [f"with {prefix}{other}{in_words(values)}" for other, values in conditions.items()]
     return ", or ".join(texts)
@@ -383,29 +436,29 @@ def check(instance: Any) -> None:
 def settings(cls: T) -> T:
     """Makes a frozen dataclass whose fields are checked when an instance is created."""
     dataclass: Any = dataclasses.dataclass(frozen=True)(cls)
-    dataclass.__init__ = checked(of=dataclass)(dataclass.__init__)
+    dataclass.__init__ = checked(cls=dataclass)(dataclass.__init__)
     return dataclass
 
 
 def nearest(name: Any, accepted: Iterable[str]) -> str:
-    """A hint for a name that is none of the accepted ones: similar ones, or all, if these are not too many."""
-    accepted = list(accepted)
-    near = difflib.get_close_matches(str(name)[:MOST_LETTERS], accepted)
-    return (
-        f"did you mean {' or '.join(near)}?" if near else f"accepted: {few(accepted, MOST_NAMES)}"
-    )
+    """A hint for an unknown name: similar ones, whatever their case, or all, if these are not too many."""
+    by_lower = {other.lower(): other for other in accepted}
+    close = difflib.get_close_matches(str(name)[:MOST_LETTERS].lower(), by_lower)
+    if close:
+        return f"did you mean {' or '.join(by_lower[other] for other in close)}?"
+    return f"accepted: {few(by_lower.values(), MOST_NAMES)}"
 
 
 def value_type(hint: Any) -> Any:
     """The type of a field's values: T if the annotation is `T | None`."""
-    kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
-    return kinds[0] if is_union(hint) and len(kinds) == 1 else hint
+    types = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+    return types[0] if is_union(hint) and len(types) == 1 else hint
 
 
 def item_type(hint: Any) -> Any:
     """The type of the items if it is a list of one type, or another sequence; otherwise None."""
-    kinds = [kind for kind in typing.get_args(hint) if kind is not Ellipsis]
-    return kinds[0] if typing.get_origin(hint) in SEQUENCES and len(kinds) == 1 else None
+    types = [kind for kind in typing.get_args(hint) if kind is not Ellipsis]
+    return types[0] if typing.get_origin(hint) in SEQUENCES and len(types) == 1 else None
 
 
 def types_in(hint: Any) -> tuple[Any, ...]:
@@ -431,19 +484,18 @@ def choices_of(hint: Any, limits: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def refusal(value: Any, hint: Any, limits: Mapping[str, Any]) -> str:
     """What is accepted instead of a value, in words; "" if the value is accepted."""
-    kind = value_type(hint)
     if fits(value, hint, limits):
         return ""
+    kind = value_type(hint)
     if kind in (int, float) and fits(value, kind, {}):
-        return str(
-            out_of_range(value, bounds(limits) if kind is int and abs(value) > MOST else limits)
-        )
-    near = (
-        difflib.get_close_matches(value, choices_of(hint, limits), n=1, cutoff=0.7)
-        if isinstance(value, str)
-        else []
-    )
-    return accepted(hint, limits) + (f"; did you mean {near[0]}?" if near else "")
+        is_long = kind is int and abs(value) > MOST
+        return str(out_of_range(value, bounds(limits) if is_long else limits))
+    words = choices_of(hint, limits)
+    near = []
+    if isinstance(value, str):
+        near = difflib.get_close_matches(value, words, n=1, cutoff=0.7)
+    hint_at_name = f"; did you mean {near[0]}?" if near else ""
+    return f"{accepted(hint, limits)}{hint_at_name}"
 
 
 def bounds(limits: Mapping[str, Any]) -> dict[str, Any]:
@@ -453,13 +505,13 @@ def bounds(limits: Mapping[str, Any]) -> dict[str, Any]:
 
 def fits(value: Any, hint: Any, limits: Mapping[str, Any]) -> bool:
     """Whether a value has a type and is within the limits."""
-    hint, own = plain(hint)
-    limits = own or limits
-    kinds = typing.get_args(hint)
+    hint, declared = plain(hint)
+    limits = declared or limits
+    types = typing.get_args(hint)
     if value is None and hint is not Any:
-        return type(None) in (hint, *kinds)
+        return type(None) in (hint, *types)
     if is_union(hint):
-        return any(fits(value, kind, limits) for kind in kinds)
+        return any(fits(value, kind, limits) for kind in types)
     if choices := choices_of(hint, limits):
         return any(isinstance(value, type(choice)) and value == choice for choice in choices)
     if hint in (int, float):
@@ -469,8 +521,9 @@ def fits(value: Any, hint: Any, limits: Mapping[str, Any]) -> bool:
         return not limits or out_of_range(value, bounds(limits) if hint is int else limits) is None
     if hint is Path:
         return isinstance(value, os.PathLike)
-    if (each := item_type(hint)) is not None:
-        return fits_all(value, each, limits)
+    item = item_type(hint)
+    if item is not None:
+        return fits_all(value, item, limits)
     kind = typing.get_origin(hint) or hint
     if kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
         return True  # Any, and types that cannot be checked
@@ -492,54 +545,52 @@ def fits_all(values: Any, hint: Any, limits: Mapping[str, Any]) -> bool:
 
 def accepted(hint: Any, limits: Mapping[str, Any] = NOTHING) -> str:
     """What a field accepts, in words."""
-    hint, own = plain(hint)
-    limits = own or limits
-    kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+    hint, declared = plain(hint)
+    limits = declared or limits
+    types = [kind for kind in typing.get_args(hint) if kind is not type(None)]
     if limits.get("accepted"):
         return limits["accepted"]
-    if choices := choices_of(hint, limits):
+    choices = choices_of(hint, limits)
+    if choices:
         return ", ".join(map(str, choices))
     if is_union(hint):
-        return " or ".join(dict.fromkeys(accepted(kind, limits) for kind in kinds))
-    if (each := item_type(hint)) is not None:
-        count = "one or more " * (not limits.get("empty", True)) + "different " * bool(
-            limits.get("distinct")
-        )
-        return f"a list of {count}{accepted(each)}"
+        return " or ".join(dict.fromkeys(accepted(kind, limits) for kind in types))
+    item = item_type(hint)
+    if item is not None:
+        one_or_more = "" if limits.get("empty", True) else "one or more "
+        different = "different " if limits.get("distinct") else ""
+        return f"a list of {one_or_more}{different}{accepted(item)}"
     kind = typing.get_origin(hint) or hint
     return WORDS.get(kind, f"a {getattr(kind, '__name__', 'value')}")
 
 
 def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
     """What is accepted, in words, if `value` is out of range; otherwise None."""
-    low, above, high, below = (
-        limits.get(name) for name in ("at_least", "above", "at_most", "below")
-    )
-    endless = value in (math.inf, -math.inf) and not limits.get("infinite")
-    inside = (
+    low = limits.get("at_least")
+    above = limits.get("above")
+    high = limits.get("at_most")
+    below = limits.get("below")
+    is_endless = value in (math.inf, -math.inf) and not limits.get("infinite")
+    is_inside = (
         (low is None or value >= low)
         and (above is None or value > above)
         and (high is None or value <= high)
         and (below is None or value < below)
-        and value == value
-        and not endless
+        and value == value  # no NaN
     )
-    if inside:
-        return None
-    if endless:
+    if is_endless:
         return "finite numbers"
+    if is_inside:
+        return None
+
     if low is not None:
-        upper = f"{low:g} to below {below:g}" if below is not None else f"{low:g} or more"
-        return upper if high is None else f"{low:g} to {high:.10g}"
+        if high is not None:
+            return f"{low:g} to {high:.10g}"
+        return f"{low:g} or more" if below is None else f"{low:g} to below {below:g}"
     if above is not None:
-        upper = (
-            f", at most {high:g}"
-            if high is not None
-            else f", below {below:g}"
-            if below is not None
-            else ""
-        )
-        return f"above {above:g}{upper}"
-    if high is not None or below is not None:
-        return f"at most {high:.10g}" if high is not None else f"below {below:g}"
-    return "a number"
+        if high is not None:
+            return f"above {above:g}, at most {high:g}"
+        return f"above {above:g}" if below is None else f"above {above:g}, below {below:g}"
+    if high is not None:
+        return f"at most {high:.10g}"
+    return "a number" if below is None else f"below {below:g}"

@@ -5,7 +5,7 @@
 class Ditto:
     \"\"\"Ditto (Li et al., 2021): a global model and personal models regularized toward it.\"\"\"
 
-    strength: float = knob(0.1, at_least=0, help="lambda, pull of the personal model toward the global one")
+    mu: float = knob(0.1, at_least=0, help="lambda, pull of the personal model toward the global one")
 
     def build(self, problem): ...
 """
@@ -98,7 +98,7 @@ def method(
         _check_class(cls, registered)
         title = _title(inspect.getdoc(cls) or "")
         cls.info = MethodInfo(registered, title, keeps, travels, validates, knows)
-        cls.__init__ = fields.checked(of=cls, owner=registered)(cls.__init__)
+        cls.__init__ = fields.checked(cls=cls, owner=registered)(cls.__init__)
         cls.build = _naming_knobs(cls, registered)
         METHODS[registered] = cls
         return cls
@@ -149,7 +149,7 @@ def _origin(cls: type) -> tuple[str, str]:
     return file or cls.__module__, cls.__qualname__
 
 
-def told(method: Any) -> list[str]:
+def numbers_of_groups(method: Any) -> list[str]:
     """The knobs of a method, or of its class, that `tell` sets."""
     return [field.name for field in dataclasses.fields(method) if field.metadata.get("groups")]
 
@@ -176,7 +176,10 @@ def tell(method: Any, tell_groups: bool, group: ArrayLike | None) -> tuple[Any, 
     if not 0 < 2 * num <= len(groups):
         text = "accepted for clients in known groups of two or more; otherwise False"
         raise ArgumentError("tell_groups", text, True)
-    names = [name for name in told(method) if getattr(method, name) == getattr(type(method), name)]
+    names = []
+    for name in numbers_of_groups(method):
+        if getattr(method, name) == getattr(type(method), name):
+            names.append(name)
     known = []
     if method.info.knows:
         known.append(method.info.knows)
@@ -186,15 +189,30 @@ def tell(method: Any, tell_groups: bool, group: ArrayLike | None) -> tuple[Any, 
     return dataclasses.replace(method, **numbers), "; ".join(known)
 
 
+def registered_name(name: str) -> str:
+    """The name of a method in any case as it is registered; the name itself if there is no such method."""
+    return fields.in_their_case(name, METHODS)
+
+
 def get(name: str) -> Any:
-    """Returns the class registered as `name`.
+    """Returns the class registered as `name`, in any case.
 
     Raises:
         ArgumentError: if there is none; suggests similar names.
     """
-    if name not in METHODS:
+    registered = registered_name(name)
+    if registered not in METHODS:
         if name.endswith(".py"):
             text = f"names only a file; accepted: {name}:NAME, a class in it"
             raise ArgumentError("method", text, name)
         raise ArgumentError("method", f"unknown method; {fields.nearest(name, METHODS)}", name)
-    return METHODS[name]
+    return METHODS[registered]
+
+
+def former_names() -> dict[str, str]:
+    """Former names of methods' knobs and their present ones, METHOD.KNOB."""
+    names = {}
+    for name, cls in METHODS.items():
+        for former, present in fields.present_names(fields.fields_of(cls)).items():
+            names[f"{name}.{former}"] = f"{name}.{present}"
+    return names

@@ -27,9 +27,8 @@ def _reach_neighbors(folder: Path) -> None:
     """Lets a file import modules from its own folder, not those of the same name from another loaded file's folder."""
     for file in folder.glob("*.py"):
         module = sys.modules.get(file.stem)
-        if module and os.path.dirname(getattr(module, "__file__", None) or "") in FOLDERS - {
-            str(folder)
-        }:
+        folder_of_module = os.path.dirname(getattr(module, "__file__", None) or "")
+        if folder_of_module in FOLDERS - {str(folder)}:
             del sys.modules[file.stem]
     sys.path[:] = [entry for entry in sys.path if entry not in FOLDERS]
     if str(folder) not in sys.path:
@@ -65,9 +64,8 @@ def load(argument: str, text: str) -> Any:
         raise ArgumentError(argument, raised(error, str(path)), text) from error
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, vars(module), n=1, cutoff=0.6)
-        raise ArgumentError(
-            argument, f"{file} has no {name}" + (f"; did you mean {near[0]}?" if near else ""), text
-        )
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ArgumentError(argument, f"{file} has no {name}{hint}", text)
     return getattr(module, name)
 
 
@@ -77,10 +75,9 @@ def load_method(text: str) -> str:
     Raises:
         ArgumentError: see `load`; also if the object is not a registered method.
     """
-    found = load("method", text)
-    info = getattr(found, "info", None)
-    if info is None or METHODS.get(info.name) is not found:
-        raise ArgumentError(
-            "method", "not a method; accepted: a class decorated with @pfl.author.method(...)", text
-        )
+    cls = load("method", text)
+    info = getattr(cls, "info", None)
+    if info is None or METHODS.get(info.name) is not cls:
+        expected = "not a method; accepted: a class decorated with @pfl.author.method(...)"
+        raise ArgumentError("method", expected, text)
     return info.name

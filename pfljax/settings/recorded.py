@@ -20,6 +20,7 @@ import numpy as np
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.settings import own_files
+from pfljax.settings.fields import fields_of, present_names
 
 NOT_FIELDS = ("parent", "name")  # of a Flax module, which its parent sets
 
@@ -32,7 +33,7 @@ def recorded(value: Any) -> Any:
     """Returns a value as JSON.
 
     Raises:
-        CannotRecord: if `found` could not recreate it.
+        CannotRecord: if `restored` could not recreate it.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -48,15 +49,14 @@ def recorded(value: Any) -> Any:
         items = [recorded(item) for item in value]
         return items if isinstance(value, tuple) else {"list": items}
     name = getattr(value, "__qualname__", "")
-    parts = str(getattr(value, "__module__", "")).split(".")
+    full = str(getattr(value, "__module__", ""))
+    packages = full.split(".")
     # the most public name
-    for module in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
+    for end in range(1, len(packages) + 1):
+        module = ".".join(packages[:end])
         if _attribute(module, name) is value:
-            return {
-                "module": module,
-                "name": name,
-                "file": file_of(module) if parts == [module] else None,
-            }
+            file = file_of(module) if module == full and len(packages) == 1 else None
+            return {"module": module, "name": name, "file": file}
     raise CannotRecord(value)
 
 
@@ -91,7 +91,7 @@ def fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
-def found(record: Any, argument: str) -> Any:
+def restored(record: Any, argument: str) -> Any:
     """Returns the object that was recorded. Imports the modules and files that the record names.
 
     Args:
@@ -102,23 +102,26 @@ def found(record: Any, argument: str) -> Any:
         ArgumentError: if code is missing or was changed so that it does not fit.
     """
     if isinstance(record, list):
-        return tuple(found(item, argument) for item in record)
+        return tuple(restored(item, argument) for item in record)
     if not isinstance(record, Mapping):
         return record
     if "list" in record:
-        return [found(item, argument) for item in record["list"]]
+        return [restored(item, argument) for item in record["list"]]
     if "float" in record:
         return float(record["float"])
     if "fields" not in record:
         return _named(record["module"], record["name"], record["file"], argument)
-    cls = found(record["class"], argument)
+    cls = restored(record["class"], argument)
     if not isinstance(cls, type) or not (dataclasses.is_dataclass(cls) or hasattr(cls, "_fields")):
         raise ArgumentError(
             argument, f"{record['class']['name']} is no dataclass; {hand_over(argument)}"
         )
-    fields = {name: found(value, argument) for name, value in record["fields"].items()}
+    present = present_names(fields_of(cls))
+    values = {}
+    for name, value in record["fields"].items():
+        values[present.get(name, name)] = restored(value, argument)
     try:
-        return cls(**fields)
+        return cls(**values)
     except (TypeError, ArgumentError) as error:
         raise ArgumentError(
             argument, f"{cls.__name__} has changed ({error}); {hand_over(argument)}"

@@ -14,7 +14,7 @@ from pfljax.contract.types import ClientContext, Cohort, State
 from pfljax.exchange import lifting
 
 SHARES = np.array(SIZES) / sum(SIZES)
-KNOBS = {"rate": 0.05, "momentum": 0.0, "mu": 2.0, "pulled": 0.75}
+KNOBS = {"weights_learning_rate": 0.05, "weights_momentum": 0.0, "mu": 2.0, "pull_share": 0.75}
 
 
 def train(rounds, cores, p, copies, strength, rate, momentum):
@@ -32,17 +32,17 @@ def train(rounds, cores, p, copies, strength, rate, momentum):
     return new, moved
 
 
-def apple(*, rate=0.05, momentum=0.0, mu=1.0, pulled=1.0, script=None):
+def apple(*, weights_learning_rate=0.05, weights_momentum=0.0, mu=1.0, pull_share=1.0, script=None):
     """Algorithm 1: clients train their core and the weights p of their mixture of all cores, of which copies are stale.
 
-    The p of a client are pulled toward n_k / n in the first `pulled` of the R rounds.
+    The p of a client are pulled toward n_k / n in the first `pull_share` of the R rounds.
     """
 
     def reference(rounds):
         cores = rounds.start("models")
         p = np.tile(SHARES, (len(cores), 1))
         copies = np.tile(cores, (len(cores), 1, 1))
-        length = pulled * rounds.problem.rounds
+        length = pull_share * rounds.problem.rounds
         for number in rounds:
             if script is None:
                 copies = np.tile(cores, (len(cores), 1, 1))
@@ -51,7 +51,8 @@ def apple(*, rate=0.05, momentum=0.0, mu=1.0, pulled=1.0, script=None):
                     copies[own, other] = cores[other]
             strength = mu * (1 + np.cos(np.pi * number / length)) / 2 if number < length else 0
             present = np.isin(rounds.clients, rounds.cohort(number))[:, None]
-            trained, moved = train(rounds, cores, p, copies, strength, rate, momentum)
+            steps = (strength, weights_learning_rate, weights_momentum)
+            trained, moved = train(rounds, cores, p, copies, *steps)
             cores = np.where(present, trained, cores)
             p = np.where(present, moved, p)
             yield {"models": cores, "clients.row.moved": p - SHARES}
@@ -66,7 +67,7 @@ def shares_of(rounds):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_rounds_by_hand(momentum):
-    knobs = KNOBS | {"momentum": momentum}
+    knobs = KNOBS | {"weights_momentum": momentum}
     rounds = by_hand("apple", apple(**knobs), rounds=4, knobs=knobs)
     p = shares_of(rounds)
     cores = entry(rounds.states[-1], "models")
@@ -93,7 +94,7 @@ def test_the_shares_that_a_run_records_have_signs():
 
 
 def test_cores_that_are_not_downloaded_are_stale_copies_by_hand():
-    knobs = {"neighbors": 1, "rate": 0.05, "mu": 1.0, "pulled": 1.0}
+    knobs = {"neighbors": 1, "weights_learning_rate": 0.05, "mu": 1.0, "pull_share": 1.0}
     script = [[[k, (k + 1 + (number + k) % 3) % 4] for k in range(4)] for number in range(4)]
     rounds = by_hand("apple", apple(script=script), rounds=4, knobs=knobs, script=script)
     p = shares_of(rounds)
@@ -114,7 +115,7 @@ def test_cores_that_are_not_downloaded_are_stale_copies_by_hand():
 
 
 def test_absent_clients_cores_are_mixed_as_they_are_by_hand():
-    knobs = {"rate": 0.05, "mu": 1.0, "pulled": 1.0}
+    knobs = {"weights_learning_rate": 0.05, "mu": 1.0, "pull_share": 1.0}
     rounds = by_hand("apple", apple(), knobs=knobs, cohort=2)
     assert len({*np.concatenate([rounds.cohort(number) for number in rounds])}) > 2
 
@@ -144,7 +145,7 @@ def alone(rounds):
 
 
 def test_a_client_without_others_trains_as_local_does():
-    by_hand("apple", alone, sizes=(5,), knobs={"rate": 0.0})
+    by_hand("apple", alone, sizes=(5,), knobs={"weights_learning_rate": 0.0})
 
 
 @pytest.mark.parametrize(

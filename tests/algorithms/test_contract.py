@@ -37,7 +37,7 @@ ROUNDS = 6
 FAST = {*toys.KINDS, "clustered"}
 every_method = toys.each_method(fast=FAST, grouped=True)
 # Servers that move each coordinate by at most their rate per round, or with momentum, need more rounds.
-FASTER = {"fedadam": {"rate": 0.1}, "fedavgm": {"rate": 0.5}}
+FASTER = {"fedadam": {"server_learning_rate": 0.1}, "fedavgm": {"server_learning_rate": 0.5}}
 # The leaves' stage moves no model of the server, and clients of FlexLoRA differ by their numbers.
 FASTER |= {"hilora": {"root_rounds": 3, "cluster_rounds": 3}, "flexlora": {"ranks": (2,)}}
 

@@ -17,7 +17,7 @@ NOBODY = [
     pytest.param(
         "fedbuff", {"max_staleness": 0}, {"model": toys.Normalized}, marks=pytest.mark.slow
     ),
-    ("scaffold", {"rate": 0.5}, {}),
+    ("scaffold", {"server_learning_rate": 0.5}, {}),
     ("ifca", {"clusters": 2, "shared_layers": 1}, {"hidden": (3,)}),
 ]
 

@@ -80,7 +80,12 @@ def fedala(rate):
 
 def knobs_of(rate):
     """All examples teach the weights, and the score is of what the next round would start from."""
-    return {"rate": rate, "share": 1.0, "first_passes": FIRST_PASSES, "scored": "before"}
+    return {
+        "weights_learning_rate": rate,
+        "share": 1.0,
+        "first_passes": FIRST_PASSES,
+        "predict": "before",
+    }
 
 
 @pytest.mark.parametrize(("rate", "rounds"), [(1.0, 1), (1.0, 3), (60.0, 4)])
@@ -123,7 +128,7 @@ def test_after_training_the_score_is_of_the_client_s_own_model():
     state = play("fedala", knobs=knobs_of(1.0), rounds=1, **OPTIONS).states[-1]
     kept = jax.tree.map(lambda leaf: leaf[1], state.rows)
     problem = toys.make_problem(toys.make_federation(SIZES), hidden=(3,))
-    algorithm = toys.make_algorithm("fedala", problem, scored="after")
+    algorithm = toys.make_algorithm("fedala", problem, predict="after")
     found = algorithm.predict(None, state.models, kept, None).models
     toys.assert_trees_close(found, tree.stack_one(kept.model))
 

@@ -44,7 +44,7 @@ def fedasync(discount, rho):
     ("discount", "rho"), [("polynomial", 0.3), ("hinge", 0.0), ("constant", 0.0)]
 )
 def test_by_hand(discount, rho):
-    knobs = {"max_staleness": 2, "discount": discount, "rho": rho, "alpha": ALPHA}
+    knobs = {"max_staleness": 2, "discount": discount, "mu": rho, "alpha": ALPHA}
     knobs |= {"b": 1} if discount == "hinge" else {}
     knobs |= {"a": 0.7} if discount != "constant" else {}
     by_hand("fedasync", fedasync(discount, rho), knobs=knobs, script=LATE[..., None])
@@ -55,7 +55,7 @@ def test_the_proximal_term_leaves_batch_statistics_alone():
     federation = toys.make_federation(SIZES, "regression")
     found = []
     for rho in (0.0, 2.0):
-        knobs = {"max_staleness": 2, "rho": rho}
+        knobs = {"max_staleness": 2, "mu": rho}
         options = {"model": toys.Normalized, "epochs": 2}
         states = toys.play("fedasync", federation, 3, OPTIMIZER, knobs, LATE[..., None], **options)
         found.append(states.states[-1].models)

@@ -54,7 +54,12 @@ def stack(models):
     [("weighted", 0.5, 0.7), pytest.param("uniform", 0.0, 1.0, marks=pytest.mark.slow)],
 )
 def test_by_hand(mean, discount, server_rate):
-    knobs = {"max_staleness": 2, "discount": discount, "server_rate": server_rate, "mean": mean}
+    knobs = {
+        "max_staleness": 2,
+        "discount": discount,
+        "server_learning_rate": server_rate,
+        "mean": mean,
+    }
     reference = fedbuff(mean, discount, server_rate)
     by_hand(
         "fedbuff", reference, rounds=len(LATE), sizes=EMPTY, knobs=knobs, script=LATE[..., None]
@@ -123,7 +128,7 @@ def test_nobody_is_late_without_staleness():
 def test_batch_statistics_are_means_of_the_buffer():
     federation = toys.make_federation(SIZES, "regression")
     late = np.array([[0] * 4, [0] * 4, [2, 1, 0, 2]])
-    knobs = {"max_staleness": 2, "server_rate": 0.5}
+    knobs = {"max_staleness": 2, "server_learning_rate": 0.5}
     options = {"model": toys.Normalized, "epochs": 2}
     states = toys.play(
         "fedbuff", federation, 3, OPTIMIZER, knobs, late[..., None], **options
@@ -150,7 +155,8 @@ def test_a_robust_rule_combines_the_buffers_updates_whatever_their_age(rule, by_
     federation = toys.make_federation(EMPTY, "regression")
     problem = toys.make_problem(federation, OPTIMIZER, epochs=2)
     method = toys.scripted(
-        toys.make_algorithm("fedbuff", problem, max_staleness=2, server_rate=0.7), LATE[..., None]
+        toys.make_algorithm("fedbuff", problem, max_staleness=2, server_learning_rate=0.7),
+        LATE[..., None],
     )
     server = Server(aggregator=rule, **({"trim": 0.0} if rule == "trimmed_mean" else {}))
     served = staged(problem, method, federation, server=server)

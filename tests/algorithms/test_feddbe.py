@@ -84,7 +84,7 @@ def feddbe(kappa, mu):
 
 @pytest.mark.parametrize(("kappa", "mu"), [(3.0, 0.6), (0.0, 1.0)])
 def test_rounds_by_hand(kappa, mu):
-    knobs = {"kappa": kappa, "mu": mu}
+    knobs = {"alignment": kappa, "beta": mu}
     rounds = by_hand(
         "feddbe", feddbe(kappa, mu), rtol=1e-5, sizes=SIZES, hidden=(WIDTH,), epochs=3, knobs=knobs
     )

@@ -308,7 +308,7 @@ def choices(affinity, *, cohort, epsilon, decay=0.05, rounds=(0,), neighbors=2, 
     federation = toys.make_federation((2,) * num, "regression")
     problem = toys.make_problem(federation, cohort=len(cohort))
     algorithm = toys.make_algorithm(
-        "fedfomo", problem, neighbors=neighbors, epsilon=epsilon, decay=decay
+        "fedfomo", problem, neighbors=neighbors, epsilon=epsilon, epsilon_decay=decay
     )
     rows = first_order.Row(
         (), jnp.asarray(affinity, jnp.float32)[np.array(cohort)], (), ()

@@ -19,7 +19,7 @@ WIDTH = 4
 OPTIONS = {
     "hidden": (WIDTH,),
     "rounds": 2,
-    "knobs": {"strength": 0.7, "energy": 0.6, "last_energy": 0.9},
+    "knobs": {"distillation": 0.7, "energy": 0.6, "last_energy": 0.9},
 }
 
 
@@ -158,7 +158,7 @@ def test_alone_and_uncompressed_it_is_local_training_beside_fedavg(name, model):
     """Local training draws other numbers at random, so that it has no dropout here."""
     federation = toys.make_federation(SIZES)
     options = {"model": model, "batch_size": 2, "epochs": 2}
-    knobs = {"strength": 0.0, "energy": 1.0, "last_energy": 1.0}
+    knobs = {"distillation": 0.0, "energy": 1.0, "last_energy": 1.0}
     found = toys.play("fedkd", federation, 2, OPTIMIZER, knobs, **options).states[-1]
     wanted = toys.play(name, federation, 2, OPTIMIZER, **options).states[-1].models
     models = found.models if name == "fedavg" else found.rows.mentor.params

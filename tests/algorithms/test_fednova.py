@@ -76,7 +76,7 @@ def test_of_equal_steps_it_is_fedprox():
 def test_clients_draw_their_epochs_anew_in_every_round():
     """Finds the draws of three clients that explain a round, in place of the solver's three epochs."""
     federation = copies((2, 5, 3))
-    knobs = {"least_epochs": 2, "most_epochs": 4}
+    knobs = {"min_epochs": 2, "max_epochs": 4}
     states = toys.play("fednova", federation, 12, OPTIMIZER, knobs, batch_size=2, epochs=3).states
     every = list(itertools.product((2, 3, 4), repeat=3))
     drawn = []
@@ -94,9 +94,7 @@ def test_clients_draw_their_epochs_anew_in_every_round():
 
 @pytest.mark.long
 def test_epochs_that_are_all_alike_are_the_solver_s():
-    drawn = play("fednova", knobs={"least_epochs": 2, "most_epochs": 2}, **MINI | {"epochs": 1})[2][
-        -1
-    ]
+    drawn = play("fednova", knobs={"min_epochs": 2, "max_epochs": 2}, **MINI | {"epochs": 1})[2][-1]
     toys.assert_trees_close(drawn.models, play("fednova", **MINI)[2][-1].models)
 
 
@@ -106,7 +104,7 @@ def test_more_epochs_are_more_mini_batches_for_the_ledger():
     def passes(**knobs):
         return toys.make_algorithm("fednova", problem, **knobs).ledger.passes
 
-    assert (passes(), passes(most_epochs=5)) == (1, 5)
+    assert (passes(), passes(max_epochs=5)) == (1, 5)
 
 
 def falling(number):

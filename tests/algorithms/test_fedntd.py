@@ -58,7 +58,9 @@ def fedntd(beta, tau):
 def test_rounds_by_hand(beta, tau):
     """Without beta, these are FedAvg's rounds."""
     options = {"rounds": 2, "sizes": SIZES, "epochs": 3, "hidden": (6,)}
-    by_hand("fedntd", fedntd(beta, tau), knobs={"beta": beta, "tau": tau}, **options)
+    by_hand(
+        "fedntd", fedntd(beta, tau), knobs={"distillation": beta, "temperature": tau}, **options
+    )
 
 
 @pytest.mark.slow
@@ -69,7 +71,7 @@ def test_a_strong_distillation_keeps_the_other_classes_in_proportion():
     moved = []
     for beta in (0.0, 10.0):
         played = toys.play(
-            "fedntd", federation, 1, OPTIMIZER, {"beta": beta}, hidden=(6,), epochs=20
+            "fedntd", federation, 1, OPTIMIZER, {"distillation": beta}, hidden=(6,), epochs=20
         )
         x, _ = examples(federation, 0)
         before, after = (logits(networks.row(state.models, 0), x) for state in played.states)

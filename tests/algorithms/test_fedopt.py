@@ -18,7 +18,7 @@ def fedavgm(rounds):
 
 
 def test_fedavgm_by_hand():
-    by_hand("fedavgm", fedavgm, knobs={"momentum": 0.5, "rate": 0.7})
+    by_hand("fedavgm", fedavgm, knobs={"server_momentum": 0.5, "server_learning_rate": 0.7})
 
 
 def adaptive(optimizer, beta1, beta2, rate, tau):
@@ -57,7 +57,12 @@ def adaptive(optimizer, beta1, beta2, rate, tau):
 def test_adaptive_servers_by_hand(optimizer, given, betas):
     rate = 0.2
     tau = 0.3
-    knobs = {"rate": rate, "tau": tau, "optimizer": optimizer, **given}
+    knobs = {
+        "server_learning_rate": rate,
+        "tau": tau,
+        "server_optimizer": optimizer,
+        **given,
+    }
     by_hand("fedadam", adaptive(optimizer, *betas, rate, tau), knobs=knobs)
 
 

@@ -75,7 +75,7 @@ def fedproto(weigh):
     ],
 )
 def test_by_hand(cohort, weigh):
-    knobs = {"strength": STRENGTH, "mean": weigh}
+    knobs = {"alignment": STRENGTH, "mean": weigh}
     by_hand(
         "fedproto",
         fedproto(weigh),
@@ -89,7 +89,7 @@ def test_by_hand(cohort, weigh):
 
 
 def test_without_prototypes_all_classes_are_alike():
-    knobs = {"strength": STRENGTH, "mean": "weighted"}
+    knobs = {"alignment": STRENGTH, "mean": "weighted"}
     rounds = play("fedproto", rounds=0, cohort=2, knobs=knobs, **OPTIONS)
     np.testing.assert_allclose(rounds.probabilities(), 1 / CLASSES, rtol=1e-6)
 
@@ -103,6 +103,6 @@ def test_it_can_predict_with_its_own_head():
 @pytest.mark.slow
 def test_without_its_pull_and_with_its_own_head_it_is_local():
     options = {"rounds": 3, "sizes": SIZES, "batch_size": 2, "epochs": 2}
-    found = networks.play("fedproto", knobs={"strength": 0.0, "predict": "head"}, **options)
+    found = networks.play("fedproto", knobs={"alignment": 0.0, "predict": "head"}, **options)
     local = networks.play("local", **options)
     toys.assert_trees_close(found.states[-1].rows.params, local.states[-1].models, atol=1e-6)

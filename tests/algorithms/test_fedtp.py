@@ -18,9 +18,9 @@ from pfljax.contract import tree
 
 SIZES = (2, 5, 0, 5, 2)
 KNOBS = {
-    "rate": 0.3,
-    "momentum": 0.5,
-    "decay": 0.1,
+    "server_learning_rate": 0.3,
+    "server_momentum": 0.5,
+    "weight_decay": 0.1,
     "hidden": 5,
     "layers": 1,
     "embedding": 4,
@@ -133,9 +133,13 @@ class Server:
 
     def step(self, slopes):
         """SGD with momentum and weight decay."""
-        decayed = jax.tree.map(lambda g, p: g + KNOBS["decay"] * p, slopes, self.learned)
-        self.way = jax.tree.map(lambda way, g: KNOBS["momentum"] * way + g, self.way, decayed)
-        self.learned = jax.tree.map(lambda p, way: p - KNOBS["rate"] * way, self.learned, self.way)
+        decayed = jax.tree.map(lambda g, p: g + KNOBS["weight_decay"] * p, slopes, self.learned)
+        self.way = jax.tree.map(
+            lambda way, g: KNOBS["server_momentum"] * way + g, self.way, decayed
+        )
+        self.learned = jax.tree.map(
+            lambda p, way: p - KNOBS["server_learning_rate"] * way, self.learned, self.way
+        )
 
 
 def fedtp(rounds):
@@ -183,8 +187,10 @@ def newcomer(rounds, newcomers, k):
         data = newcomers.examples(k)
         model = descend(joined(server.theta, own), *data, rounds.epochs, only_own=True)
         change = jax.tree.map(np.subtract, own, parted(model)[1])
-        way = KNOBS["momentum"] * way + server.slopes(v, change)[1] + KNOBS["decay"] * v
-        v = v - KNOBS["rate"] * way
+        way = (
+            KNOBS["server_momentum"] * way + server.slopes(v, change)[1] + KNOBS["weight_decay"] * v
+        )
+        v = v - KNOBS["server_learning_rate"] * way
     return [joined(server.theta, server.projections(v))]
 
 
@@ -194,7 +200,7 @@ def test_newcomers_learn_an_embedding_by_hand():
 
 def test_only_the_cohort_s_embeddings_move():
     """Without momentum and decay; of those with examples."""
-    rounds = play("fedtp", knobs=KNOBS | {"decay": 0.0, "momentum": 0.0}, **OPTIONS)
+    rounds = play("fedtp", knobs=KNOBS | {"weight_decay": 0.0, "server_momentum": 0.0}, **OPTIONS)
     for number in rounds:
         before = np.asarray(rounds.states[number].server.state.learned.embeddings)
         after = np.asarray(rounds.states[number + 1].server.state.learned.embeddings)
@@ -203,7 +209,7 @@ def test_only_the_cohort_s_embeddings_move():
 
 
 def test_at_rate_0_only_theta_moves():
-    states = play("fedtp", knobs=KNOBS | {"rate": 0.0}, **OPTIONS).states
+    states = play("fedtp", knobs=KNOBS | {"server_learning_rate": 0.0}, **OPTIONS).states
     toys.assert_trees_close(states[-1].server.state.learned, states[0].server.state.learned)
     assert not toys.same_trees(states[-1].models, states[0].models)
 
@@ -211,7 +217,12 @@ def test_at_rate_0_only_theta_moves():
 @pytest.mark.slow
 def test_from_one_model_a_round_is_fedavg_s():
     """Theta is the mean of FedAvg, and so are, at rate 1, the biases of the heads that make the projections."""
-    knobs = KNOBS | {"spread": 0.0, "rate": 1.0, "momentum": 0.0, "decay": 0.0}
+    knobs = KNOBS | {
+        "spread": 0.0,
+        "server_learning_rate": 1.0,
+        "server_momentum": 0.0,
+        "weight_decay": 0.0,
+    }
     options = OPTIONS | {"cohort": 0}
     states = play("fedtp", rounds=1, knobs=knobs, **options).states
     fedavg = play("fedavg", rounds=1, **options).states
@@ -225,9 +236,9 @@ def test_where_everything_is_generated_it_is_pfedhn():
     """Whose mean is unweighted, so clients are of one size."""
     federation = toys.make_federation((3, 3, 3))
     options = {"optimizer": networks.OPTIMIZER, "model": toys.Normalized, "epochs": 2}
-    same = {name: value for name, value in KNOBS.items() if name != "decay"}
+    same = {name: value for name, value in KNOBS.items() if name != "weight_decay"}
     own = {
-        "fedtp": {"personal": "", "decay": 0.0},
+        "fedtp": {"personal": "", "weight_decay": 0.0},
         "pfedhn": {"clip": np.inf, "initialization": "torch"},
     }
     servers = []

@@ -36,7 +36,7 @@ def train(model, x, y, knobs, layers):
     z = features(model, x)
     kernel = model[HEAD]["kernel"]
     slopes = gradient(model, x, y, pull=2 * knobs["features"] * z / len(y))
-    further = knobs["collapse"] * slope_of(kernel, classes_of(y)) + 2 * knobs["decay"] * kernel
+    further = knobs["collapse"] * slope_of(kernel, classes_of(y)) + 2 * knobs["weight_decay"] * kernel
     slopes[HEAD]["kernel"] = slopes[HEAD]["kernel"] + further
     return step(model, slopes, RATE, layers)
 
@@ -65,7 +65,7 @@ def flute(knobs):
                     model = train(model, x, y, knobs, (BODY, HEAD))
                 bodies.append(model[BODY])
                 kernel = model[HEAD]["kernel"]
-                rate = knobs["server_rate"] / rounds.problem.cohort_size
+                rate = knobs["server_learning_rate"] / rounds.problem.cohort_size
                 heads[k] = model[HEAD] | {"kernel": kernel - rate * slope_of(kernel, classes_of(y))}
 
             body = rounds.mean(bodies, rounds.sizes[active])
@@ -81,9 +81,9 @@ def flute(knobs):
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"collapse": 0.5, "decay": 0.1, "features": 0.2, "server_rate": 1.5},
-        {"collapse": 0.0, "decay": 0.0, "features": 0.05, "server_rate": 0.5},
-        {"collapse": 0.0, "decay": 0.0, "features": 0.0, "server_rate": 0.0},
+        {"collapse": 0.5, "weight_decay": 0.1, "features": 0.2, "server_learning_rate": 1.5},
+        {"collapse": 0.0, "weight_decay": 0.0, "features": 0.05, "server_learning_rate": 0.5},
+        {"collapse": 0.0, "weight_decay": 0.0, "features": 0.0, "server_learning_rate": 0.0},
     ],
 )
 def test_flute_by_hand(knobs):

@@ -105,7 +105,9 @@ def gpfl(strength, mu):
 
 @pytest.mark.parametrize(("strength", "mu"), [(0.5, 0.1), (0.0, 0.0)])
 def test_gpfl_by_hand(strength, mu):
-    by_hand("gpfl", gpfl(strength, mu), knobs={"strength": strength, "mu": mu}, **OPTIONS)
+    by_hand(
+        "gpfl", gpfl(strength, mu), knobs={"alignment": strength, "weight_decay": mu}, **OPTIONS
+    )
 
 
 def newcomer(rounds, newcomers, k):
@@ -124,5 +126,5 @@ def newcomer(rounds, newcomers, k):
 
 
 def test_newcomers_train_a_head_alone():
-    knobs = {"strength": 0.5, "mu": 0.1}
+    knobs = {"alignment": 0.5, "weight_decay": 0.1}
     newcomers_by_hand("gpfl", newcomer, part=f"inputs.0.{HEAD}", knobs=knobs, **OPTIONS)

@@ -50,7 +50,7 @@ class SeenKeys:
 @pytest.mark.parametrize(
     ("name", "knobs"),
     [
-        ("fednova", {"most_epochs": 3}),  # which draws the number of epochs
+        ("fednova", {"max_epochs": 3}),  # which draws the number of epochs
         ("floco", {}),  # a point for each mini-batch
         ("pfedhn", {}),  # embeddings and a hypernetwork
     ],

@@ -45,29 +45,29 @@ LIMITS = [
     Limit("fedsam", {"rho": 0.0}, slow=True),
     Limit("fedavg_data", {"share": 0.0}),
     Limit("lg_fedavg", {"shared_layers": 1}),
-    Limit("per_fedavg", {"alpha": 0.0}, ("models", "predictions"), slow=True),
+    Limit("per_fedavg", {"personal_learning_rate": 0.0}, ("models", "predictions"), slow=True),
     Limit("clustered", {"eps1": 0.0}, PREDICTIONS),
-    Limit("fedavgm", {"momentum": 0.0}),
+    Limit("fedavgm", {"server_momentum": 0.0}),
     Limit("fedbuff", {"max_staleness": 0}),
     Limit("scaffold", {"correction": 0.0}),
     # Its constant is one over the learning rate by default.
     Limit("q_ffl", {"q": 0.0}, options={"sizes": EQUAL}),
     Limit("ifca", {"clusters": 1}),
     Limit("fedper", {"personal_layers": 0}),
-    Limit("apfl", {"alpha": 0.0, "rate": 0.0}, PREDICTIONS),
+    Limit("apfl", {"alpha": 0.0, "alpha_learning_rate": 0.0}, PREDICTIONS),
     Limit("fedala", {"layers": 0}),
     Limit("fedexp", {"eps": 1e9}),
     Limit("pfedmb", {"branches": 1}, PREDICTIONS),
     Limit("l2sgd", {"pull": 1.0}),
-    Limit("fedasync", {"alpha": 1.0, "rho": 0.0, "max_staleness": 0}),
+    Limit("fedasync", {"alpha": 1.0, "mu": 0.0, "max_staleness": 0}),
     Limit("floco", {"endpoints": 1}, PREDICTIONS, slow=True),
     Limit("moon", {"mu": 5.0}, slow=True),  # a linear model has no features to train
     Limit("fedavg", {}, ("models", "predictions"), "local", {"sizes": (5,)}, slow=True),
     Limit("fedper", {"personal_layers": 1}, PREDICTIONS, "local"),
-    Limit("apfl", {"alpha": 1.0, "rate": 0.0}, PREDICTIONS, "local"),
-    Limit("ditto", {"strength": 0.0}, PREDICTIONS, "local", slow=True),
+    Limit("apfl", {"alpha": 1.0, "alpha_learning_rate": 0.0}, PREDICTIONS, "local"),
+    Limit("ditto", {"mu": 0.0}, PREDICTIONS, "local", slow=True),
     Limit("l2sgd", {"pull": 0.0}, PREDICTIONS, "local"),
-    Limit("fedamp", {"attention": 0.0, "strength": 0.0}, PREDICTIONS, "local", slow=True),
+    Limit("fedamp", {"attention": 0.0, "mu": 0.0}, PREDICTIONS, "local", slow=True),
 ]
 
 
@@ -106,7 +106,7 @@ def test_with_its_knob_off_it_is_a_simpler_method(row):
         ("fedexp", {"eps": 1e-6}),
         ("q_ffl", {"q": 0.0}),
         pytest.param("fednova", {}, marks=pytest.mark.slow),
-        pytest.param("scaffold", {"rate": 2.0}, marks=pytest.mark.slow),
+        pytest.param("scaffold", {"server_learning_rate": 2.0}, marks=pytest.mark.slow),
     ],
 )
 def test_batch_statistics_are_averaged_as_in_fedavg(name, knobs):

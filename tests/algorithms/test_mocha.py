@@ -62,7 +62,7 @@ def multitask(rounds):
 
 
 def test_mocha_by_hand():
-    knobs = {"strength": STRENGTH, "ridge": RIDGE}
+    knobs = {"mu": STRENGTH, "ridge": RIDGE}
     by_hand("mocha", multitask, knobs=knobs, rtol=1e-3, atol=1e-4)
 
 

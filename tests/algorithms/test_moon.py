@@ -29,7 +29,7 @@ def contrast(z, z_glob, z_prev, tau):
     return -missed * (to_glob - to_prev) / tau
 
 
-def moon(mu, tau):
+def moon(mu, temperature):
     """Algorithm 1, where a client that was never trained has the global model as its previous one."""
 
     def reference(rounds):
@@ -45,7 +45,7 @@ def moon(mu, tau):
                 before = previous[k] if known[k] else theta
                 for _ in range(rounds.epochs if len(y) else 0):
                     z, z_glob, z_prev = (features(params, x) for params in (own, theta, before))
-                    pull = mu * contrast(z, z_glob, z_prev, tau) / len(y)
+                    pull = mu * contrast(z, z_glob, z_prev, temperature) / len(y)
                     own = step(own, gradient(own, x, y, pull=pull), RATE)
                 trained.append(own)
                 previous[k] = own
@@ -62,7 +62,7 @@ def moon(mu, tau):
 
 def test_moon_by_hand():
     """Clients return after rounds without them."""
-    knobs = {"mu": 3.0, "tau": 0.4}
+    knobs = {"mu": 3.0, "temperature": 0.4}
     options = {"sizes": SIZES, "hidden": (6,), "rounds": 4, "epochs": 3, "cohort": 3}
     by_hand("moon", moon(**knobs), knobs=knobs, rtol=2e-4, atol=2e-5, **options)
 

@@ -9,7 +9,14 @@ from by_hand import by_hand, play
 from networks import backward, forward, mean, row
 
 SIZES = (2, 5, 0, 3, 4)
-KNOBS = {"rate": 0.01, "clip": 50.0, "hidden": 5, "layers": 1, "embedding": 4, "spread": 0.5}
+KNOBS = {
+    "server_learning_rate": 0.01,
+    "clip": 50.0,
+    "hidden": 5,
+    "layers": 1,
+    "embedding": 4,
+    "spread": 0.5,
+}
 OPTIONS = {"sizes": SIZES, "hidden": (6,), "epochs": 3}
 
 
@@ -109,7 +116,7 @@ def pefll(clip):
                 theta = model_of(k)
                 change = jax.tree.map(np.subtract, theta, rounds.descend(k, theta))
                 products.append(hand.slopes(*rounds.examples(k), change))
-            is_clipped = hand.step(mean(products, None), KNOBS["rate"], clip)
+            is_clipped = hand.step(mean(products, None), KNOBS["server_learning_rate"], clip)
             assert is_clipped == (clip < 1)
             yield hand.entries() | {"predictions": [[model_of(k)] for k in rounds.clients]}
 
@@ -125,7 +132,7 @@ def test_rounds_by_hand(clip):
 def test_a_client_s_model_depends_on_its_examples():
     """After training, models of clients whose labels differ are apart, and fit their own client."""
     federation, problem, algorithm, states, _ = networks.play(
-        "pefll", 60, (5, 5, 5, 5), knobs={"rate": 0.01}, epochs=5
+        "pefll", 60, (5, 5, 5, 5), knobs={"server_learning_rate": 0.01}, epochs=5
     )
     split = federation.train
     own = toys.evaluate(
@@ -142,7 +149,7 @@ def test_a_client_s_model_depends_on_its_examples():
 
 
 def test_at_rate_0_nothing_moves():
-    states = play("pefll", knobs=KNOBS | {"rate": 0.0}, **OPTIONS).states
+    states = play("pefll", knobs=KNOBS | {"server_learning_rate": 0.0}, **OPTIONS).states
     toys.assert_trees_close(states[-1].models, states[0].models)
     toys.assert_trees_close(states[-1].server.state, states[0].server.state)
 

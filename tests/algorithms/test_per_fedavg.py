@@ -43,7 +43,7 @@ def per_fedavg(alpha, form):
 @pytest.mark.parametrize("alpha", [0.05, 0.0])
 def test_per_fedavg_by_hand(alpha, form):
     """With alpha 0 it is FedAvg."""
-    knobs = {"alpha": alpha, "form": form, "adapt_steps": 2, "delta": 0.01}
+    knobs = {"personal_learning_rate": alpha, "form": form, "adapt_steps": 2, "delta": 0.01}
     by_hand("per_fedavg", per_fedavg(alpha, form), rounds=2, knobs=knobs)
 
 
@@ -61,7 +61,7 @@ def test_per_fedavg_takes_its_inner_step_on_another_mini_batch():
         return theta - RATE * slope(theta - alpha * slope(theta, other), now)
 
     def trained(**length):
-        options = {"knobs": {"alpha": alpha}, "batch_size": 1} | length
+        options = {"knobs": {"personal_learning_rate": alpha}, "batch_size": 1} | length
         states = toys.play("per_fedavg", federation, 1, OPTIMIZER, **options).states
         return vectors(states[0].models)[0], vectors(states[1].models)[0]
 

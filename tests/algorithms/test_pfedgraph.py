@@ -71,7 +71,7 @@ def test_no_other_weights_have_a_lower_objective(alpha):
         assert value(found[k]) <= min(map(value, others)) + 1e-6
 
 
-def pfedgraph(alpha, strength):
+def pfedgraph(alpha, mu):
     """Clients train what they received, near it in angle; the server mixes by the graph of the cohort."""
 
     def reference(rounds):
@@ -84,7 +84,7 @@ def pfedgraph(alpha, strength):
             for k in cohort:
 
                 def further(w, u=received[k]):
-                    return -strength * turn(w, u)
+                    return -mu * turn(w, u)
 
                 own[k] = rounds.descend(k, received[k], further)
             share = rounds.sizes[cohort] / rounds.sizes[cohort].sum()
@@ -102,7 +102,7 @@ def pfedgraph(alpha, strength):
 
 
 def test_rounds_by_hand():
-    knobs = {"alpha": 0.6, "strength": 0.8}
+    knobs = {"alpha": 0.6, "mu": 0.8}
     rounds = by_hand("pfedgraph", pfedgraph(**knobs), rtol=1e-5, knobs=knobs)
     weights = entry(rounds.states[-1], "server.state.graph")
     assert 0 < (weights == 0).sum() < 12  # some clients collaborate, others do not
@@ -112,14 +112,14 @@ def test_rounds_by_hand():
 
 @pytest.mark.parametrize(("alpha", "limit"), [(1e6, np.tile(SHARES, (4, 1))), (1e-6, np.eye(4))])
 def test_by_alpha_it_is_fedavg_or_local(alpha, limit):
-    knobs = {"alpha": alpha, "strength": 0.0}
+    knobs = {"alpha": alpha, "mu": 0.0}
     rounds = by_hand("pfedgraph", pfedgraph(**knobs), rtol=1e-5, knobs=knobs)
     np.testing.assert_allclose(entry(rounds.states[-1], "server.state.graph"), limit, atol=1e-5)
 
 
 def test_the_graph_is_the_cohort_s():
     """Of models that shrink toward 0, and so move like a model of zeros, which others must not be taken for."""
-    knobs = {"alpha": 0.3, "strength": 0.8}
+    knobs = {"alpha": 0.3, "mu": 0.8}
     federation = toys.make_federation(SIZES, "regression")
     federation.train.y[...] = 0
     options = {"knobs": knobs, "federation": federation, "cohort": 2, "epochs": 1}

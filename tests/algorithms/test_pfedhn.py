@@ -16,9 +16,9 @@ from pfljax.algorithms.common import hypernetwork
 from pfljax.contract import tree
 
 KNOBS = {
-    "optimizer": "sgd",
-    "rate": 0.3,
-    "momentum": 0.0,
+    "server_optimizer": "sgd",
+    "server_learning_rate": 0.3,
+    "server_momentum": 0.0,
     "hidden": 5,
     "layers": 1,
     "embedding": 2,
@@ -102,7 +102,9 @@ def pfedhn(momentum, clip):
 
 @pytest.mark.parametrize("clip", [np.inf, 0.1])
 def test_rounds_by_hand(clip):
-    rounds = by_hand("pfedhn", pfedhn(0.5, clip), knobs=CLIPPED | {"momentum": 0.5, "clip": clip})
+    rounds = by_hand(
+        "pfedhn", pfedhn(0.5, clip), knobs=CLIPPED | {"server_momentum": 0.5, "clip": clip}
+    )
     moved = entry(rounds.states[-1], LEARNED[0]) - entry(rounds.states[0], LEARNED[0])
     assert np.abs(moved).max() > 1e-3  # embeddings move
 
@@ -201,7 +203,7 @@ def test_the_initialization_follows_the_protocol(cohort, named):
 
 
 def test_without_a_rate_the_models_stay():
-    states = play_rounds("pfedhn", knobs=CLIPPED | {"rate": 0.0}, rounds=2).states
+    states = play_rounds("pfedhn", knobs=CLIPPED | {"server_learning_rate": 0.0}, rounds=2).states
     np.testing.assert_array_equal(vectors(states[0].models), vectors(states[2].models))
 
 
@@ -230,7 +232,7 @@ def newcomer(optimizer):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_newcomers_learn_an_embedding_by_hand(optimizer):
-    options = {"knobs": CLIPPED | {"optimizer": optimizer}, "rounds": 0}
+    options = {"knobs": CLIPPED | {"server_optimizer": optimizer}, "rounds": 0}
     newcomers_by_hand("pfedhn", newcomer(optimizer), rtol=1e-3, atol=1e-4, **options)
 
 

@@ -80,13 +80,18 @@ def pfedmb(simplex, averaging, rate):
 
 @pytest.mark.parametrize(("simplex", "averaging"), [("softmax", "plain"), ("projection", "alpha")])
 def test_rounds_by_hand(simplex, averaging):
-    knobs = {"branches": B, "alpha_rate": 0.3, "simplex": simplex, "averaging": averaging}
+    knobs = {"branches": B, "alpha_learning_rate": 0.3, "simplex": simplex, "averaging": averaging}
     by_hand("pfedmb", pfedmb(simplex, averaging, 0.3), knobs=knobs)
 
 
 def test_a_branch_without_weight_stays():
     """Large steps put all weight of each client on one branch."""
-    knobs = {"branches": B, "alpha_rate": 1e4, "simplex": "projection", "averaging": "alpha"}
+    knobs = {
+        "branches": B,
+        "alpha_learning_rate": 1e4,
+        "simplex": "projection",
+        "averaging": "alpha",
+    }
     rounds = by_hand("pfedmb", pfedmb("projection", "alpha", 1e4), knobs=knobs, rounds=1)
     alpha = entry(rounds.states[-1], "clients.row")[:, 0]
     assert set(alpha.ravel().tolist()) == {0.0, 1.0}
@@ -98,7 +103,12 @@ def test_a_branch_without_weight_stays():
 
 def played():
     """Rounds of the projecting form, whose programs other tests have."""
-    knobs = {"branches": B, "alpha_rate": 0.3, "simplex": "projection", "averaging": "alpha"}
+    knobs = {
+        "branches": B,
+        "alpha_learning_rate": 0.3,
+        "simplex": "projection",
+        "averaging": "alpha",
+    }
     return play("pfedmb", knobs=knobs)
 
 
@@ -188,7 +198,7 @@ def test_any_model_becomes_a_multi_branch_one(name, shape, classes):
 
 
 def test_alpha_is_one_vector_a_layer():
-    knobs = {"branches": B, "alpha_rate": 5.0}
+    knobs = {"branches": B, "alpha_learning_rate": 5.0}
     played = networks.play("pfedmb", 1, SIZES, knobs, hidden=(4,), epochs=2)
     start, alpha = (state.clients.row for state in (played.states[0], played.states[-1]))
     assert alpha.shape == (4, 2, B)

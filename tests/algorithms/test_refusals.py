@@ -30,8 +30,12 @@ KNOBS = [
         {"averaging": "gradients", "shared_layers": 1},
         "shared_layers=1: must be 0 with averaging=gradients",
     ),
-    ("fednova", {"least_epochs": 6, "most_epochs": 5}, "least_epochs=6: accepted: "),
-    ("fedadam", {"optimizer": "adagrad", "beta2": 0.9}, "beta2: accepted only with adam and yogi"),
+    ("fednova", {"min_epochs": 6, "max_epochs": 5}, "min_epochs=6: accepted: "),
+    (
+        "fedadam",
+        {"server_optimizer": "adagrad", "beta2": 0.9},
+        "beta2: accepted only with adam and yogi",
+    ),
     ("fedfomo", {"clusters": 4}, "clusters=4: accepted: 0 to 3, the number of clients"),
     ("fedtp", {"personal": "("}, r"personal=\(: is no regular expression: "),
 ]

@@ -40,7 +40,7 @@ def scaffold(rate, option, mean):
     ("option", "mean"), [("II", "weighted"), ("I", "weighted"), ("I", "uniform")]
 )
 def test_scaffold_by_hand(option, mean):
-    knobs = {"rate": 0.5, "option": option, "mean": mean}
+    knobs = {"server_learning_rate": 0.5, "option": option, "mean": mean}
     by_hand("scaffold", scaffold(0.5, option, mean), knobs=knobs)
 
 
@@ -68,7 +68,12 @@ def test_scaffold_ends_where_the_weighted_objective_is_least():
 
 
 def test_control_variates_have_no_part_in_batch_statistics():
-    options = {"knobs": {"rate": 2.0}, "model": toys.Normalized, "batch_size": 2, "epochs": 2}
+    options = {
+        "knobs": {"server_learning_rate": 2.0},
+        "model": toys.Normalized,
+        "batch_size": 2,
+        "epochs": 2,
+    }
     states = play("scaffold", rounds=3, **options)[2]
     for control in (states[-1].server.state.control_variate, states[-1].rows):
         assert not any(np.any(leaf) for leaf in jax.tree.leaves(control["batch_stats"]))

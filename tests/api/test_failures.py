@@ -23,7 +23,7 @@ def digits(split):
 
 
 def diverging():
-    return pfl.methods.FedAvgM(rate=1e38)
+    return pfl.FedAvgM(server_learning_rate=1e38)
 
 
 def test_the_page_says_which_method_failed_and_why(tmp_path):
@@ -55,7 +55,7 @@ def test_processes_that_share_a_table_tell_each_other_of_failures(tmp_path):
     """With an even number of cells, the second process has none of the method that fails in the first."""
     flags = [
         "--methods=fedavgm,local",
-        "--fedavgm.rate=1e38",
+        "--fedavgm.server_learning_rate=1e38",
         "--seeds=0",
         "--rounds=2",
         "--hidden=4",

@@ -78,7 +78,7 @@ def test_without_tell_groups_nothing_is_told_and_groups_of_one_client_cannot_be(
 
 def test_a_value_at_an_edge_is_marked_and_explained():
     chosen = {"learning_rate": 3.0, "mu": 1, "linkage": "single"}
-    assert terms.values(chosen, ["learning_rate"]) == "rate 3 (edge), mu 1, linkage single"
+    assert terms.values(chosen, ["learning_rate"]) == "learning rate 3 (edge), mu 1, linkage single"
     assert terms.notes([{"at_edge": []}, {}]) == [] and terms.notes([{"at_edge": ["mu"]}]) == [
         terms.AT_EDGE
     ]

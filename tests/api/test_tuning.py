@@ -39,7 +39,7 @@ def vector(models):
 @pytest.mark.slow
 def test_rates_and_knobs_in_one_kernel_are_those_of_single_runs():
     points = grid([0.03, 0.3], {"mu": [0.0, 2.0]})
-    assert [str(point) for point in points[:2]] == ["rate 0.03, mu 0", "rate 0.03, mu 2"]
+    assert [str(point) for point in points[:2]] == ["learning rate 0.03, mu 0", "learning rate 0.03, mu 2"]
     cases = [(points[0], 0), (points[3], 0), (points[3], 1)]
     together = pfl.train_replicates([run_of(*case) for case in cases], 3)
     found = [vector(result.state.models) for result in together]
@@ -104,7 +104,7 @@ def test_each_further_knob_is_tried_at_the_best_values_so_far(tmp_path, said):
     common = {
         "rounds": 2,
         "rates": [0.01, 0.3],
-        "knobs": {"rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]},
+        "knobs": {"server_learning_rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]},
         "widen": 0,
         "seeds": [7],
     }
@@ -115,7 +115,7 @@ def test_each_further_knob_is_tried_at_the_best_values_so_far(tmp_path, said):
     tuning = tuned(out=tmp_path)
     whole = tuned(in_turn=False)
     (first,) = tuning.before
-    assert first.points == grid([0.01, 0.3], {"rate": [0.01, 0.1]})
+    assert first.points == grid([0.01, 0.3], {"server_learning_rate": [0.01, 0.1]})
     assert tuning.points == [
         first.best._replace(knobs=first.best.knobs | {"tau": tau}) for tau in (1e-3, 0.1, 1.0)
     ]
@@ -140,7 +140,7 @@ def test_a_comparison_takes_tuned_methods(monkeypatch):
     tuning = pfl.tune(pfl.FedProx(), FEDERATIONS[0], MODEL, LOCAL, **common)
     assert (tuning.method, tuning.local.learning_rate) == (pfl.FedProx(mu=0.5), 0.3)
     assert repr(tuning).startswith(
-        "Tuning(rate 0.3 (edge), mu 0.5 (edge) of rate 0.1, mu 0.5 (-0.4000); "
+        "Tuning(learning rate 0.3 (edge), mu 0.5 (edge) of learning rate 0.1, mu 0.5 (-0.4000); "
     )
     made = []
 
@@ -153,25 +153,25 @@ def test_a_comparison_takes_tuned_methods(monkeypatch):
     table = pfl.compare([pfl.Local(), ("Tuned", tuning)], FEDERATIONS[0], MODEL, LOCAL, **options)
     assert made == [(pfl.Local(), LOCAL), (pfl.FedProx(mu=0.5), tuning.local)]
     heads, body = table.columns()
-    assert [line[heads.index("tuned")] for line in body] == ["-", "rate 0.3 (edge), mu 0.5 (edge)"]
+    assert [line[heads.index("tuned")] for line in body] == ["-", "learning rate 0.3 (edge), mu 0.5 (edge)"]
 
 
 def test_knobs_are_tuned_in_turn(monkeypatch):
     """Scores decide: the larger rate with the smaller rate of the server, and then the middle tau."""
-    rated(monkeypatch, lambda rate, method: rate - method.rate - abs(np.log10(method.tau) + 1))
-    knobs = {"rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]}
+    rated(monkeypatch, lambda rate, method: rate - method.server_learning_rate - abs(np.log10(method.tau) + 1))
+    knobs = {"server_learning_rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]}
     common = {"rounds": 1, "rates": [0.1, 0.3], "knobs": knobs, "widen": 0, "seeds": [7]}
     tuning = pfl.tune(pfl.FedAdam(), FEDERATIONS[0], MODEL, LOCAL, **common)
     (first,) = tuning.before
-    assert first.points == grid([0.1, 0.3], {"rate": [0.01, 0.1]}) and first.best == Point(
-        0.3, {"rate": 0.01}
+    assert first.points == grid([0.1, 0.3], {"server_learning_rate": [0.01, 0.1]}) and first.best == Point(
+        0.3, {"server_learning_rate": 0.01}
     )
-    assert tuning.points == [Point(0.3, {"rate": 0.01, "tau": tau}) for tau in (1e-3, 0.1, 1.0)]
-    assert tuning.method == pfl.FedAdam(rate=0.01, tau=0.1)
+    assert tuning.points == [Point(0.3, {"server_learning_rate": 0.01, "tau": tau}) for tau in (1e-3, 0.1, 1.0)]
+    assert tuning.method == pfl.FedAdam(server_learning_rate=0.01, tau=0.1)
 
 
 def test_a_wrong_value_of_a_later_knob_is_found_before_the_first_search(tmp_path):
-    knobs = {"rate": [0.01], "tau": [-1.0]}
+    knobs = {"server_learning_rate": [0.01], "tau": [-1.0]}
     with pytest.raises(pfl.ArgumentError, match=r"^fedadam.tau"):
         pfl.tune(pfl.FedAdam(), FEDERATIONS[0], MODEL, rounds=1, knobs=knobs, out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
@@ -180,7 +180,7 @@ def test_a_wrong_value_of_a_later_knob_is_found_before_the_first_search(tmp_path
 def test_the_papers_knobs_are_those_with_a_grid():
     known = pfl.FedAdam.__dataclass_fields__
     assert papers_knobs(pfl.FedAdam()) == {
-        name: known[name].metadata["grid"] for name in ("rate", "tau")
+        name: known[name].metadata["grid"] for name in ("server_learning_rate", "tau")
     }
     assert papers_knobs(pfl.FedAvg) == {}
     assert (

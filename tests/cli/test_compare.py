@@ -97,7 +97,7 @@ def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
     mu = best["knobs"]["mu"]
     table = (tmp_path / "table.md").read_text()
     mark = " (edge)" * (mu in (min(grid), max(grid)))
-    assert row["tuned"] == f"rate 0.3 (edge), mu {mu:g}{mark}" and row["tuned"] in table
+    assert row["tuned"] == f"learning rate 0.3 (edge), mu {mu:g}{mark}" and row["tuned"] in table
     assert row["at_edge"] == ["learning_rate"] + ["mu"] * bool(mark) and terms.AT_EDGE in table
     # Neither scores nor cells are made again, and scores of another grid are not taken.
     assert "already tuned" not in printed and "tuning.json: already tuned" in call(
@@ -149,7 +149,14 @@ def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
     flags = ["--dataset=sine", "--num_clients=3", "--rounds=10", "--eval_every=5", "--seeds=0"]
     names = "--methods=fedavg,fedavgm,local"
     line = one_line(
-        call(compare.COMMAND, names, "--fedavgm.rate=1e30", *flags, f"--out={tmp_path}", code=1)
+        call(
+            compare.COMMAND,
+            names,
+            "--fedavgm.server_learning_rate=1e30",
+            *flags,
+            f"--out={tmp_path}",
+            code=1,
+        )
     )
     assert "fedavgm failed: " in line and "is not finite" in line and "local" not in line
     rows = rows_of(tmp_path)
@@ -289,7 +296,7 @@ def test_a_cell_without_a_manifest_is_kept_if_it_can_be_read(finished, tmp_path)
     ("flag", "word"),
     [
         ("--methods=local,fedsgd9", "unknown method"),
-        ("--ditto.strength=1", "not a knob of this run's methods"),
+        ("--ditto.mu=1", "not a knob of this run's methods"),
         ("--reference=ditto", "a method of the table: local, fedavg"),
         ("--tune_seeds=1,7", "accepted: other seeds than those of the table, 0, 1, 2"),
         ("--tune_widen=2", "accepted with --tune, or with --tune_knobs"),

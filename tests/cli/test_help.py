@@ -6,7 +6,8 @@ import pytest
 from commands import call
 
 from pfljax import cli
-from pfljax.cli import compare, scaling, train
+from pfljax.cli import compare, estimate, report, scaling, train, watch
+from pfljax.cli.flag_help import HELP
 from pfljax.cli.settings import read
 from pfljax.settings.method import METHODS
 
@@ -14,7 +15,7 @@ from pfljax.settings.method import METHODS
 @pytest.mark.parametrize("module", [train, compare, scaling])
 def test_every_flag_is_shown_with_its_default_and_knobs_of_the_named_methods_only(module):
     text = call(module.COMMAND, "--help")
-    shown = set(re.findall(r"^  --([\w.]+)=", text, re.MULTILINE))
+    shown = set(re.findall(r"^  --([\w.]+)$", text, re.MULTILINE))
     registry = read(module.define, [])
     named = registry["methods"].value if "methods" in registry else [registry["method"].value]
     owner = {
@@ -30,18 +31,47 @@ def test_every_flag_is_shown_with_its_default_and_knobs_of_the_named_methods_onl
     assert "--method" in text and "=NAME --help" in text
 
 
+def entries(text):
+    """The texts of --help by flag, each in one line."""
+    found = re.findall(r"^  --([\w.]+)\n((?: {6}.*\n)+)", text, re.MULTILINE)
+    return {name: " ".join(body.split()) for name, body in found}
+
+
 def test_defaults_accepted_values_and_where_they_come_from():
     text = call(train.COMMAND, "--help", "--method=fedem", "--batch_size=4")
-    assert (
-        "--train_examples=15  (digits.flags)" in text
-        and "digits.flags has the defaults for --dataset=digits" in text
-    )
-    assert "--batch_size=4  (as given)" in text
-    assert "--fedem.components=3" in text and "--federico.epsilon" not in text
-    assert "accepted: own, shuffled" in text and "accepted: whole numbers of 1 or more" in text
-    text = call(train.COMMAND, "--dataset=synthetic", "-h")
-    assert "--num_clients=300  (synthetic.flags)" in text
-    assert re.search(r"--federico.epsilon=0.3\n.*\n?.*accepted: 0 to 1", text)
+    shown = entries(text)
+    assert shown["train_examples"].endswith(" Default: 15 (digits.flags).")
+    assert "digits.flags has the defaults for --dataset=digits" in text
+    assert shown["batch_size"].endswith(" Here: 4.")
+    assert shown["fedem.components"].endswith(" Default: 3.") and "federico.epsilon" not in shown
+    assert "Choices: own, shuffled. " in shown["targets"]
+    assert "Accepted: whole numbers of 1 or more. " in shown["rounds"]
+    shown = entries(call(train.COMMAND, "--dataset=synthetic", "-h"))
+    assert shown["num_clients"].endswith(" Default: 300 (synthetic.flags).")
+    assert shown["federico.epsilon"].endswith(" Accepted: 0 to 1. Default: 0.3.")
+
+
+@pytest.mark.parametrize("module", [train, compare, scaling, estimate, report, watch])
+def test_texts_are_for_the_command_line(module):
+    """They have one default at most, and nothing of Python."""
+    methods = f"--methods={','.join(METHODS)}"
+    words = [methods] if module in (compare, scaling, estimate) else []
+    shown = entries(call(module.COMMAND, "--help", *words))
+    for name, text in shown.items():
+        assert text.count("Default: ") + text.count("Here: ") == (name != "folder"), (name, text)
+        wrong = re.findall(r"\bNone\b|function of|`|\bTrue\b(?! or test)|\bFalse\b|empty", text)
+        assert not wrong or text.endswith("Default: empty."), (name, text)
+
+
+def test_every_flag_has_a_text_of_its_own():
+    """Those in the table are flags of a command, and a command's flags have a text that says something."""
+    names = set()
+    for module in (train, compare, scaling, estimate, report, watch):
+        registry = read(module.define, [])
+        for name in registry:
+            assert len(str(registry[name].help).split()) > 1, name
+        names |= {*registry}
+    assert HELP.keys() <= names
 
 
 def test_the_commands_are_listed(capsys):

@@ -135,7 +135,7 @@ def test_a_former_name_is_the_same_flag(old, capsys):
     assert capsys.readouterr().err == f"note: --{old} is now --{new}\n"
     expected = parse(define, [f"--{new}={value}", "--rounds=2"])
     assert capsys.readouterr().err == ""
-    assert settings.values == expected.values and settings.given == {new, "rounds"}
+    assert settings.values == expected.values and settings.on_command_line == {new, "rounds"}
 
 
 def test_no_name_is_both_former_and_present():
@@ -151,20 +151,69 @@ def test_a_former_name_is_noted_once_wherever_it_is(tmp_path, capsys):
         f"--flagfile={tmp_path / 'my.flags'}",
         "-num_distributions",
         "3",
-        "--epochs=5",
     ]
     settings = parse(train.define, words)
     notes = "note: --local_epochs is now --epochs\n"
     notes += "note: --balanced_groups is now --partition_balanced\n"
     notes += "note: --num_distributions is now --partition_groups\n"
     assert capsys.readouterr().err == notes
+    # the last one, as of any flag
     assert (settings.epochs, settings.partition_balanced, settings.partition_groups) == (
-        5,
+        4,
         False,
         3,
     )
-    # the last one, as of any flag
-    assert parse(train.define, ["--epochs=5", "--local_epochs=2"]).epochs == 2
+
+
+@pytest.mark.parametrize(
+    ("define", "words", "line"),
+    [
+        (
+            compare.define,
+            ["--algorithms=local", "--methods=fedavg"],
+            "--algorithms: is now --methods; accepted: only one of --algorithms and --methods",
+        ),
+        (
+            train.define,
+            ["--epochs=5", "--local_epochs", "2"],
+            "--local_epochs: is now --epochs; accepted: only one of --epochs and --local_epochs",
+        ),
+        (
+            train.define,
+            ["--ditto.strength=1", "--ditto.mu=2"],
+            "--ditto.strength: is now --ditto.mu; accepted: only one of ",
+        ),
+    ],
+)
+def test_a_flag_under_both_names_is_refused(define, words, line):
+    with pytest.raises(FlagError) as caught:
+        parse(define, words)
+    assert str(caught.value).startswith(line)
+
+
+def test_a_flag_file_may_have_the_former_name_of_a_flag_on_the_command_line(tmp_path):
+    (tmp_path / "my.flags").write_text("--local_epochs=4\n")
+    words = [f"--flagfile={tmp_path / 'my.flags'}", "--epochs=5"]
+    assert parse(train.define, words).epochs == 5
+
+
+def test_knobs_keep_their_former_names(capsys):
+    settings = parse(train.define, ["--method=ditto", "--ditto.strength=0.5"])
+    assert settings["ditto.mu"] == 0.5
+    assert capsys.readouterr().err == "note: --ditto.strength is now --ditto.mu\n"
+
+
+def test_case_does_not_matter_in_names(capsys):
+    words = ["--method=FedPer", "--dataset=Digits", "--model=MLP", "--partition=Dirichlet"]
+    words += ["--metrics=F1,AUROC", "--FedPer.personal_layers=2", "--learning_rates=FedPer:0.5"]
+    settings = parse(train.define, words)
+    assert (settings.method, settings.dataset, settings.model) == ("fedper", "digits", "mlp")
+    assert (settings.partition, settings.metrics) == ("dirichlet", ["f1", "auroc"])
+    assert settings["fedper.personal_layers"] == 2
+    assert settings.for_method("fedper").learning_rate == 0.5
+    table = parse(compare.define, ["--methods=FedAvg,LOCAL", "--reference=Local"])
+    assert (table.methods, table.reference) == (["fedavg", "local"], "local")
+    assert capsys.readouterr().err == ""
 
 
 def test_mistakes_name_the_present_flag():
@@ -186,7 +235,9 @@ def test_mistakes_name_the_present_flag():
 
 def test_help_has_present_names_only():
     text = call(train.COMMAND, "--help")
-    assert not [old for old in FORMER if f"  --{old}=" in text] and "  --partition_groups=2" in text
+    assert (
+        not [old for old in FORMER if f"  --{old}\n" in text] and "  --partition_groups\n" in text
+    )
 
 
 @pytest.mark.parametrize("old", cli.FORMER)

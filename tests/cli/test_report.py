@@ -116,4 +116,4 @@ def test_damaged_runs_are_named(runs, name, content):
 
 def test_the_help_says_what_is_written():
     text = call(report.COMMAND, "--help")
-    assert "pfljax report DIR..." in text and "--folder=" in text and "--out=" in text
+    assert "pfljax report DIR..." in text and "--folder\n" in text and "--out\n" in text

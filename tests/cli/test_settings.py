@@ -136,7 +136,14 @@ def test_every_preset_says_what_it_is_and_is_read_by_train_and_compare(path):
     [
         (["--round=3"], "--round: unknown flag; did you mean --rounds?"),
         (["--quux"], "--quux: unknown flag; --help lists all flags"),
-        (["--ditto.lam=1"], "--ditto.lam: unknown flag; accepted: --ditto.strength"),
+        (["--ditto.lam=1"], "--ditto.lam: unknown flag; did you mean --ditto.mu?"),
+        (["--lr=1"], "--lr: unknown flag; did you mean --learning_rate?"),
+        (["--mu=1", "--method=Ditto"], "--mu: unknown flag; did you mean --ditto.mu?"),
+        (["--mu=1"], "--mu: unknown flag; did you mean --fedprox.mu or --"),
+        (
+            ["--plan=Vmapp"],
+            "--plan=Vmapp: accepted: auto, vmap, map, chunk, python; did you mean vmap?",
+        ),
         (["rounds=3"], "rounds=3: not a flag; flags start with --"),
         (["--rounds=many"], "--rounds=many: accepted: whole numbers of 1 or more"),
         (["--federico.tracking=median"], "--federico.tracking=median: accepted: ema, accumulated"),
@@ -226,7 +233,7 @@ def test_a_method_has_the_rate_that_is_given_for_it():
     words = ["--learning_rates=fedavg:0.5,local:2"]
 
     def rate(settings, name):
-        return settings.of_method(name).learning_rate
+        return settings.for_method(name).learning_rate
 
     settings = of(*words)
     assert [rate(settings, name) for name in ("fedavg", "local", "ditto")] == [0.5, 2.0, 0.01]
@@ -235,15 +242,15 @@ def test_a_method_has_the_rate_that_is_given_for_it():
         with pytest.raises(
             FlagError, match=f"^--learning_rates={wrong}: accepted: pairs such as fedavg:0.1"
         ):
-            of(f"--learning_rates={wrong}").of_method("local")
+            of(f"--learning_rates={wrong}").for_method("local")
 
 
 def test_a_later_preset_has_one_rate_for_all(tmp_path):
     (tmp_path / "first.flags").write_text("--learning_rates=fedavg:0.5")
     (tmp_path / "second.flags").write_text("--learning_rate=0.2")
     settings = of().with_preset(tmp_path / "first.flags")
-    assert settings.of_method("fedavg").learning_rate == 0.5
-    assert settings.with_preset(tmp_path / "second.flags").of_method("fedavg").learning_rate == 0.2
+    assert settings.for_method("fedavg").learning_rate == 0.5
+    assert settings.with_preset(tmp_path / "second.flags").for_method("fedavg").learning_rate == 0.2
 
 
 def test_options_of_other_data_sets_are_mistakes():

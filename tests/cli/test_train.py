@@ -68,7 +68,7 @@ def npz(tmp_path_factory):
             ["--dito.strength: ", "no method dito is known; did you mean ditto?"],
         ),
         (["--fedavg.strength=1"], ["--fedavg.strength: ", "accepted: no knob of fedavg"]),
-        (["--ditto.x=1"], ["--ditto.x: ", "accepted: --ditto.strength"]),
+        (["--ditto.x=1"], ["--ditto.x: ", "did you mean --ditto.mu?"]),
     ],
     ids=lambda value: (
         "_".join(value) if isinstance(value, list) and value[0].startswith("-") else ""

@@ -181,7 +181,7 @@ def test_unseen_clients_are_kept_out():
 
 @pytest.mark.parametrize("share", [0, 0.05, 0.95])
 def test_unseen_clients_need_one_on_each_side(share):
-    with pytest.raises(ArgumentError, match=f"^unseen={share}: holds out .* of 5 clients"):
+    with pytest.raises(ArgumentError, match=f"^unseen={share}: .* of 5 clients would be unseen"):
         data.split_unseen(pack(SOURCE, ASSIGNMENT), share, seed=0)
     with pytest.raises(ArgumentError, match=r"^unseen=1: accepted: 0 to below 1"):
         data.split_unseen(pack(SOURCE, ASSIGNMENT), 1, seed=0)

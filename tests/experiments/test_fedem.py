@@ -136,7 +136,7 @@ def test_appendix_j6_samples_clients_of_apfl_too(tmp_path):
     settings = paper.start(parse(appendix_j6.define, [])).settings
 
     def rate(name):
-        return PAPER.settings_of(settings, name).of_method(name).learning_rate
+        return PAPER.settings_of(settings, name).for_method(name).learning_rate
 
     assert rate("apfl") == rate("fedavg")
     assert (tmp_path / "sampling.png").stat().st_size > 5000
@@ -217,7 +217,7 @@ def test_every_data_set_has_its_settings(name, methods):
     lines = (PAPER.presets / f"{name}.flags").read_text().splitlines()
     assert lines[0].startswith("# ") and name in lines[0]
     settings = parse(table2.define, [f"--preset={name}"])
-    all_of = {method: PAPER.settings_of(settings, method).of_method(method) for method in methods}
+    all_of = {method: PAPER.settings_of(settings, method).for_method(method) for method in methods}
     assert all(0 < own.learning_rate <= 0.1 and own.optimizer == "sgd" for own in all_of.values())
     assert {method for method, own in all_of.items() if own.momentum == 0} == {"fedprox", "pfedme"}
     for flag in ("dataset", "partition", "num_clients", "model", "batch_size", "rounds"):
@@ -243,9 +243,9 @@ RATES = {
 def test_a_method_has_the_rate_of_its_authors(name):
     settings = parse(table2.define, [f"--preset={name}"])
     for method, rate in RATES[name].items():
-        assert PAPER.settings_of(settings, method).of_method(method).learning_rate == rate
+        assert PAPER.settings_of(settings, method).for_method(method).learning_rate == rate
     pulls = {"cifar10": (1.0, 1.0), "femnist": (0.05, 10.0), "shakespeare": (0.1, 1.0)}[name]
-    knobs = ("fedprox.mu", "pfedme.strength")
+    knobs = ("fedprox.mu", "pfedme.mu")
     assert tuple(PAPER.settings_of(settings, knob.split(".")[0])[knob] for knob in knobs) == pulls
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from pfljax import algorithms as algorithms
 from pfljax.contract.errors import ArgumentError
-from pfljax.settings.method import METHODS, get, knob, method, tell, told
+from pfljax.settings.fields import fields_of, present_names
+from pfljax.settings.method import METHODS, get, knob, method, numbers_of_groups, tell
 
 
 @pytest.fixture
@@ -131,7 +132,9 @@ def test_a_message_is_a_line_that_can_be_printed():
 
 def test_a_method_is_told_the_number_of_groups_where_it_leaves_it_open():
     groups = [7, 7, 3, 3, 5, 5, 5]
-    assert told(algorithms.IFCA) == ["clusters"] and told(algorithms.FedEM()) == ["components"]
+    assert numbers_of_groups(algorithms.IFCA) == ["clusters"] and numbers_of_groups(
+        algorithms.FedEM()
+    ) == ["components"]
     found, knows = tell(algorithms.IFCA(draws=2), True, groups)
     assert found == algorithms.IFCA(draws=2, clusters=3) and knows == "the number of groups (3)"
     given = algorithms.IFCA(clusters=4)
@@ -152,3 +155,31 @@ def test_groups_that_are_unknown_or_that_clients_do_not_share_cannot_be_told(gro
         match=r"^tell_groups=True: accepted for clients in known groups of two or more",
     ):
         tell(algorithms.Local(), True, groups)
+
+
+def test_a_former_name_of_a_knob_is_accepted_with_a_warning():
+    with pytest.warns(FutureWarning, match=r"^ditto\.strength is now ditto\.mu$"):
+        assert algorithms.Ditto(strength=0.5) == algorithms.Ditto(mu=0.5)
+    with pytest.raises(
+        ArgumentError, match=r"^ditto\.strength=1: is now ditto\.mu; accepted: only"
+    ):
+        algorithms.Ditto(strength=1, mu=2)
+    with pytest.raises(ArgumentError, match=r"^ditto\.pull=1: unknown argument"):
+        algorithms.Ditto(pull=1)
+
+
+def test_no_knob_has_a_former_name_of_another_or_a_bare_rate():
+    for name, cls in METHODS.items():
+        fields = fields_of(cls)
+        former = present_names(fields)
+        assert not former.keys() & fields.keys()
+        assert len({*former.values()}) == len(former)
+        if not cls.__module__.startswith("pfljax."):
+            continue
+        assert not {"rate", "strength", "lr"} & fields.keys(), name
+
+
+def test_a_name_may_be_in_any_case():
+    assert get("FedAvg") is get("fedavg") is algorithms.FedAvg
+    with pytest.raises(ArgumentError, match=r"did you mean fedprox"):
+        get("FedPrx")

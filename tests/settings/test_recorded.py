@@ -33,7 +33,7 @@ class Net(nn.Module):
 
 def through_json(value):
     """The object that a later process makes."""
-    return recorded.found(json.loads(json.dumps(files.plain(recorded.recorded(value)))), "model")
+    return recorded.restored(json.loads(json.dumps(files.plain(recorded.recorded(value)))), "model")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def through_json(value):
             Pair(-math.inf, (1,)),
         ),
         *(
-            pfl.Ditto(strength=0.5),
+            pfl.Ditto(mu=0.5),
             pfl.Server("weighted"),
             pfl.Privacy(1.0, 2.0),
             pfl.partitions.LabelGroups(groups=3),
@@ -122,7 +122,7 @@ def own(tmp_path, monkeypatch):
 
 def test_own_classes_are_imported_from_their_file(own, tmp_path):
     assert own["class"]["file"] == str(tmp_path / "own_knobs_file.py")
-    found = recorded.found(own, "method")
+    found = recorded.restored(own, "method")
     assert type(found).__name__ == "Knobs" and dataclasses.asdict(found) == {"rate": 0.5}
 
 
@@ -130,7 +130,7 @@ def test_a_module_of_the_same_name_is_another(own, tmp_path, monkeypatch):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "own_knobs_file.py").write_text("Knobs = None")
     monkeypatch.syspath_prepend(tmp_path / "other")
-    assert recorded.found(own, "method").rate == 0.5
+    assert recorded.restored(own, "method").rate == 0.5
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_code_that_is_gone_or_changed_is_one_line(own, tmp_path, content):
     file = tmp_path / "own_knobs_file.py"
     file.unlink() if content is None else file.write_text(content)
     with pytest.raises(ArgumentError, match=r"^method"):
-        recorded.found(own, "method")
+        recorded.restored(own, "method")
 
 
 def test_a_script_is_not_run_again(tmp_path):
@@ -150,7 +150,7 @@ def test_a_script_is_not_run_again(tmp_path):
         ArgumentError,
         match=r"^model: Mine is defined in a script.*pfljax\.load\(path, model=\.\.\.\)$",
     ):
-        recorded.found(record, "model")
+        recorded.restored(record, "model")
 
 
 def test_functions_are_never_called():
@@ -160,4 +160,4 @@ def test_functions_are_never_called():
         "fields": {"command": "true"},
     }
     with pytest.raises(ArgumentError, match="system is no dataclass"):
-        recorded.found(called, "model")
+        recorded.restored(called, "model")

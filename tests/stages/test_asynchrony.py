@@ -102,7 +102,7 @@ def test_servers_apply_what_arrives_by_hand(name):
     """Each client trains the model of as many steps ago as it is late."""
     clock = Clock(compute="lognormal:1:1", concurrency=4)
     size = {"fedbuff": 2, "fedasync": 1}[name]
-    knobs = {"fedbuff": {"server_rate": 0.7}, "fedasync": {"alpha": 0.8, "rho": 0.0}}[name]
+    knobs = {"fedbuff": {"server_learning_rate": 0.7}, "fedasync": {"alpha": 0.8, "mu": 0.0}}[name]
     federation, states, records = played(name, clock, 8, size, max_staleness=6, **knobs)
     models = [vectors(states[0].models)[0]]
     latest = 0
@@ -142,7 +142,7 @@ def test_fedbuff_on_a_clock_hears_every_client_however_late(tmp_path):
     Each update is of the model that its client began with, in NumPy.
     """
     clock = Clock(devices=slow_devices(tmp_path, slow=(2, 5)), concurrency=5)
-    federation, states, records = played("fedbuff", clock, 30, 2, server_rate=0.7)
+    federation, states, records = played("fedbuff", clock, 30, 2, server_learning_rate=0.7)
     models = [vectors(states[0].models)[0]]
     heard = set()
     latest = 0

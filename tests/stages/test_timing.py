@@ -102,7 +102,7 @@ def test_after_the_deadline_nothing_arrives(tmp_path):
     path.write_text(json.dumps([{"computation": per_example, "communication": 1e12}]))
     clock = Clock(devices=str(path), deadline=9.0)
     problem = toys.make_problem(federation, quadratics.OPTIMIZER)._replace(clock=clock)
-    algorithm = staged(problem, toys.make_algorithm("ditto", problem, strength=0.5), federation)
+    algorithm = staged(problem, toys.make_algorithm("ditto", problem, mu=0.5), federation)
     clients = federation.client_data
     states, records = toys.train(algorithm, problem, clients, 1)
     assert records[0].seconds == clock.deadline  # clients 1 and 4 need 10 and 12 seconds

@@ -21,7 +21,7 @@ ATTACKER = np.array([False, False, True, False, False])
 SERVERS = [
     ("fedavgm", {}),
     ("fedadam", {"tau": 1e-12}),
-    ("fedadam", {"optimizer": "adagrad", "tau": 1e-12}),
+    ("fedadam", {"server_optimizer": "adagrad", "tau": 1e-12}),
     ("fedexp", {"predict": "last"}),
 ]
 

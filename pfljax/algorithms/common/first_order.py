@@ -80,7 +80,9 @@ class Knobs:
         grid=(0.0, 0.1, 0.3, 0.5),
         help="probability, in the first round, of downloading a random model instead of the best",
     )
-    decay: float = knob(0.05, at_least=0, help="decrease of epsilon per round, down to 0")
+    epsilon_decay: float = knob(
+        0.05, at_least=0, help="decrease of epsilon per round, down to 0", former="decay"
+    )
     scaled: bool = knob(
         False, help="increase affinities by w / |sum of w|, as in the authors' code, instead of w"
     )
@@ -228,8 +230,8 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
 
     def download(context: ClientContext, row: Row, cohort: Cohort) -> Array:
         """Its own model and M others, the highest in p_i or random ones (Section 3.1)."""
-        # epsilon falls by `decay` per round.
-        epsilon = jnp.maximum(knobs.epsilon - knobs.decay * context.round, 0)
+        # epsilon falls by `epsilon_decay` per round.
+        epsilon = jnp.maximum(knobs.epsilon - knobs.epsilon_decay * context.round, 0)
         # The last uploaders' models are available, or the active clients'.
         if form.uploaded:
             is_eligible = context.server.newest

@@ -19,7 +19,7 @@ STRENGTH = 3.0
 
 
 def pfedme(rounds):
-    """Local steps on the loss near w give theta; local steps in u on strength / 2 |theta - u|^2 are averaged."""
+    """Local steps on the loss near w give theta; local steps in u on mu / 2 |theta - u|^2 are averaged."""
     w = rounds.start("models")[0]
     for _ in rounds:
         thetas = [
@@ -36,12 +36,12 @@ def pfedme(rounds):
 
 
 def test_rounds_of_pfedme_by_hand(example):
-    by_hand("moreau", pfedme, knobs={"strength": STRENGTH}, rounds=2)
+    by_hand("moreau", pfedme, knobs={"mu": STRENGTH}, rounds=2)
 
 
 def test_without_a_server_it_is_the_same_on_the_complete_graph(example):
-    rounds = play("moreau", knobs={"strength": STRENGTH}, rounds=2, sizes=(5, 5, 5, 5))
-    surrogate = example.Moreau(strength=STRENGTH).surrogate(rounds.problem)
+    rounds = play("moreau", knobs={"mu": STRENGTH}, rounds=2, sizes=(5, 5, 5, 5))
+    surrogate = example.Moreau(mu=STRENGTH).surrogate(rounds.problem)
     graph = surrogates.CommunicationGraph(graph="complete")
     algorithm = surrogates.decentralized(rounds.problem, surrogate, graph)
     states, _ = toys.train(algorithm, rounds.problem, rounds.federation.client_data, 2)
