@@ -153,7 +153,7 @@ _FORMER = {
     "Trained": "author.Trained",
     "Upload": "author.Upload",
     "WandB": "trackers.WandB",
-    "knob": "author.hyperparameter",
+    "hyperparameter": "author.hyperparameter",
     "method": "author.method",
     "metric": "metrics.metric",
     "tree": "author.tree",

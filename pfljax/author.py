@@ -25,7 +25,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.problem import Pair, Personal, Problem
 from pfljax.local.solver import Slope, Solver
-from pfljax.settings.method import knob as hyperparameter
+from pfljax.settings.method import hyperparameter as hyperparameter
 from pfljax.settings.method import method
 
 __all__ = [

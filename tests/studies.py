@@ -1020,7 +1020,7 @@ def noisy(x, seed):
 """,
 }
 
-# A search over knobs, of which each point runs other code.
+# A search over hyperparameters, of which each point runs other code.
 TUNING = {
     "data.py": DATA,
     "study.py": """
@@ -1034,14 +1034,14 @@ from branched import Branched
 def tune(out):
     local = pfl.LocalTraining(optax.sgd, 0.1)
     model = pfl.models.MLP(hidden=())
-    knobs = {"kind": ["plain", "scaled", "hosted"], "depth": [1, 2], "late": [False, True]}
+    hyperparameters = {"kind": ["plain", "scaled", "hosted"], "depth": [1, 2], "late": [False, True]}
     return pfl.tune(
         Branched(),
         data.clients(validation_fraction=0.25),
         model,
         local,
         rounds=2,
-        knobs=knobs,
+        hyperparameters=hyperparameters,
         seeds=[5],
         widen=0,
         out=out,

@@ -21,7 +21,7 @@ from pfljax.folder.recorded_clients import RecordedClients
 from pfljax.local.training import LocalTraining
 from pfljax.run.experiment import Execution
 from pfljax.settings import recorded
-from pfljax.settings.fields import checked, knob
+from pfljax.settings.fields import checked, hyperparameter
 from pfljax.training.outcome import saved_outcome
 
 OF_COMMANDS = "pfljax.cli.again"  # imported only for runs of a command
@@ -30,7 +30,7 @@ OPTIONS += ("server", "attack", "compression", "faults", "client_privacy", "cloc
 NOT_RECORDED = "cannot be made again from config.json"
 Unseen = Annotated[
     Federation | float | None,
-    knob(accepted="a Federation, or the share of the clients held out of training"),
+    hyperparameter(accepted="a Federation, or the share of the clients held out of training"),
 ]
 
 

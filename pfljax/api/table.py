@@ -34,7 +34,7 @@ from pfljax.report.run_data import (
     score_sign,
     validated,
 )
-from pfljax.settings.fields import checked, knob, nearest
+from pfljax.settings.fields import checked, hyperparameter, nearest
 
 # Files of a comparison, whose folder also has one of each method.
 FILES = (
@@ -481,7 +481,7 @@ class Table:
 
     @checked()
     def save_figures(
-        self, folder: Folder, width: Annotated[float, knob(above=0)] = 3.3
+        self, folder: Folder, width: Annotated[float, hyperparameter(above=0)] = 3.3
     ) -> list[Path]:
         """Writes the table's figures for a paper, each as PDF and PNG, and returns their paths.
 

@@ -23,7 +23,7 @@ from pfljax.data.sources.source import Fraction
 from pfljax.data.splits import Splits, make_splits
 from pfljax.data.variants import SIDE, split_unseen
 from pfljax.settings import recorded
-from pfljax.settings.fields import NumClients, Seed, checked, fields_of, knob
+from pfljax.settings.fields import NumClients, Seed, checked, fields_of, hyperparameter
 
 P = ParamSpec("P")
 FORMER = {"kind": "format"}  # former name of an argument in records of runs -> its present name
@@ -131,8 +131,8 @@ def synthetic(
     num_clients: NumClients = 300,
     partition: Choice | None = None,
     *,
-    groups: Annotated[int, knob(at_least=1)] = 3,
-    alpha: Annotated[float, knob(above=0)] = 0.4,
+    groups: Annotated[int, hyperparameter(at_least=1)] = 3,
+    alpha: Annotated[float, hyperparameter(above=0)] = 0.4,
     labels: SyntheticLabels = "mixture",
     fraction: Fraction = 1.0,
     seed: Seed = 0,
@@ -231,7 +231,7 @@ def read(
     num_clients: NumClients | None = None,
     partition: Choice | None = None,
     *,
-    format: Annotated[str, knob(choices=("file", *FORMATS))] = "file",
+    format: Annotated[str, hyperparameter(choices=("file", *FORMATS))] = "file",
     seed: Seed = 0,
     splits: Splits | None = None,
     **options: Any,
@@ -283,7 +283,7 @@ def text(
     num_clients: NumClients | None = None,
     partition: Choice | None = None,
     *,
-    stride: Annotated[int, knob(at_least=1)] = 1,
+    stride: Annotated[int, hyperparameter(at_least=1)] = 1,
     fraction: Fraction = 1.0,
     seed: Seed = 0,
     splits: Splits | None = None,

@@ -16,16 +16,18 @@ from pfljax.contract.types import Examples, Split
 from pfljax.data.federation import SPLITS, Federation
 from pfljax.data.sources.source import generator
 from pfljax.data.statistics import distinct_codes, input_codes
-from pfljax.settings.fields import NumClients, Seed, checked, knob
+from pfljax.settings.fields import NumClients, Seed, checked, hyperparameter
 
 # names the origin of clients that `split_unseen` has made, 0, and of the others, 1
 SIDE = "split_unseen"
-Count = Annotated[int, knob(at_least=1)]
+Count = Annotated[int, hyperparameter(at_least=1)]
 
 
 @checked()
 def split_unseen(
-    federation: Federation, unseen: Annotated[float, knob(at_least=0, below=1)], seed: Seed
+    federation: Federation,
+    unseen: Annotated[float, hyperparameter(at_least=0, below=1)],
+    seed: Seed,
 ) -> tuple[Federation, Federation]:
     """Holds a share of the clients out of training; returns the federations of seen and unseen clients.
 
@@ -47,7 +49,9 @@ def split_unseen(
     num_unseen = round(unseen * num_clients)
     if not 0 < num_unseen < num_clients:
         text = f"{num_unseen} of {num_clients} clients would be unseen"
-        accepted = "accepted: a share that leaves at least one unseen client and one training client"
+        accepted = (
+            "accepted: a share that leaves at least one unseen client and one training client"
+        )
         raise ArgumentError("unseen", f"{text}; {accepted}", unseen)
     order = generator(seed, "unseen").permutation(num_clients)
 

@@ -1,7 +1,7 @@
 """Reads files of runs, tables and studies, whose entries had other names when earlier versions wrote them.
 
 Entries come with their present names: "method" was "algorithm", a client's "group" was "distribution", and methods'
-knobs had other names. The files stay as they are, since manifests list checksums of their bytes.
+hyperparameters had other names. The files stay as they are, since manifests list checksums of their bytes.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key
 from pfljax.models.low_rank import Adapted, Use
 from pfljax.models.structure import Path
-from pfljax.settings.fields import knob, settings
+from pfljax.settings.fields import hyperparameter, settings
 
 __all__ = ["Adaptation", "Adapter", "Parameters", "bias", "head", "ia3", "lora", "prompt"]
 
@@ -117,7 +117,7 @@ class Selected(Adapter):
         where: Regular expression that their paths contain.
     """
 
-    where: str = knob(accepted=PATTERN)
+    where: str = hyperparameter(accepted=PATTERN)
 
     def adaptations(self, parameters: Parameters) -> dict[Path, Adaptation]:
         return retrained(parameters, matching(self.where, parameters.shapes))
@@ -139,7 +139,7 @@ class head(Adapter):
         (('Dense_1',),)
     """
 
-    layers: int = knob(1, at_least=1)
+    layers: int = hyperparameter(1, at_least=1)
 
     def adaptations(self, parameters: Parameters) -> dict[Path, Adaptation]:
         num_layers = len(parameters.layers)
@@ -166,7 +166,7 @@ class bias(Adapter):
         11
     """
 
-    where: str = knob("", accepted=PATTERN)
+    where: str = hyperparameter("", accepted=PATTERN)
 
     def adaptations(self, parameters: Parameters) -> dict[Path, Adaptation]:
         paths = matching(self.where, parameters.shapes)
@@ -195,9 +195,9 @@ class lora(Adapter):
         26
     """
 
-    rank: int = knob(8, at_least=1)
-    where: str = knob("", accepted=PATTERN)
-    alpha: float | None = knob(None, above=0)
+    rank: int = hyperparameter(8, at_least=1)
+    where: str = hyperparameter("", accepted=PATTERN)
+    alpha: float | None = hyperparameter(None, above=0)
 
     def adaptations(self, parameters: Parameters) -> dict[Path, Adaptation]:
         """A and B of each weight."""
@@ -254,7 +254,7 @@ class ia3(Adapter):
         11
     """
 
-    where: str = knob("", accepted=PATTERN)
+    where: str = hyperparameter("", accepted=PATTERN)
 
     def adaptations(self, parameters: Parameters) -> dict[Path, Adaptation]:
         """The factors of each weight, which begin at 1."""
@@ -302,8 +302,8 @@ class prompt(Adapter):
         64
     """
 
-    length: int = knob(8, at_least=1)
-    where: str = knob(r"block_?\d+", accepted=PATTERN)
+    length: int = hyperparameter(8, at_least=1)
+    where: str = hyperparameter(r"block_?\d+", accepted=PATTERN)
 
     def prompts(self, parameters: Parameters) -> dict[Path, tuple[int, int]]:
         names = {path: "/".join(path) for path in parameters.inputs if path}

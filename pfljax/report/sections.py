@@ -307,7 +307,7 @@ def config(content: Mapping[str, Any], method: str) -> list[Element]:
     if environment:
         elements.append(Table([], environment, style="text"))
 
-    # Settings, without knobs of other methods.
+    # Settings, without hyperparameters of other methods.
     flags = content.get("flags")
     settings = flags or content.get("settings") or {}
     other_methods = METHODS.keys() - {method} if flags else set()

@@ -1,4 +1,4 @@
-"""The terms on which methods are compared: what each knows, its budget, and how its rates and knobs were chosen."""
+"""The terms on which methods are compared: what each knows, its budget, and how its rates and hyperparameters were chosen."""
 
 from __future__ import annotations
 

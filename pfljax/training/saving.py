@@ -7,7 +7,7 @@ import time
 from typing import Annotated, NamedTuple
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.settings.fields import knob
+from pfljax.settings.fields import hyperparameter
 
 AUTO = "auto"
 AUTO_SECONDS = 60.0  # time between checkpoints by default
@@ -15,7 +15,7 @@ LARGEST_SHARE = 0.1  # of the time that checkpoints take by default
 SECONDS = re.compile(r"([0-9]*\.?[0-9]+)s")
 ACCEPTED = f"a number of rounds, 1 or more; of seconds, such as 60s; or {AUTO}"
 
-CheckpointEvery = Annotated[int | str, knob(at_least=1, accepted=ACCEPTED)]
+CheckpointEvery = Annotated[int | str, hyperparameter(at_least=1, accepted=ACCEPTED)]
 
 
 class Interval(NamedTuple):

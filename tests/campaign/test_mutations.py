@@ -82,7 +82,7 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
         "predict of Mine",
     ),
     "who predicts": ("return Prediction(mixed)", "return Prediction(own)", "predict of Mine"),
-    "a knob's default": (
+    "a hyperparameter's default": (
         "pfl.author.hyperparameter(0.25,",
         "pfl.author.hyperparameter(0.3,",
         "share",
@@ -112,7 +112,7 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     "the initial row": ("jnp.zeros((), jnp.int32)", "jnp.ones((), jnp.int32)", "first_row of Mine"),
     "the row's dtype": ("jnp.zeros((), jnp.int32)", "jnp.zeros((), jnp.float32)", "of Mine"),
     "the ledger": ("Ledger(gradients=2)", "Ledger(gradients=1)", "ledger"),
-    "a knob": ("Mine(pull=0.5)", "Mine(pull=0.6)", "pull"),
+    "a hyperparameter": ("Mine(pull=0.5)", "Mine(pull=0.6)", "pull"),
     "swapped factors": (
         "BLEND[0] * old + BLEND[1] * new, state.models, mean\n",
         "BLEND[0] * old + BLEND[1] * new, mean, state.models\n",
@@ -230,7 +230,7 @@ UNNOTICED = {
         "def schedule(number):\n    return 0.9**number\n",
         "schedule = lambda number: 0.9**number\n",
     ),
-    "the help of a knob": ("to the global model", "toward the global model"),
+    "the help of a hyperparameter": ("to the global model", "toward the global model"),
     "what travels, in words": ("the global model, both ways", "models"),
     "the plan": ('plan="map"', 'plan="vmap"'),
     "the chunk": ('plan="map", chunk=8', 'plan="chunk", chunk=2'),

@@ -210,8 +210,16 @@ def test_code_that_another_point_of_a_grid_runs_is_noticed(tmp_path):
             )
 
     def tune():
-        knobs = {"kind": ["plain", "other"]}
-        return pfl.tune(Branched(), CLIENTS, MODEL, LOCAL, rounds=1, knobs=knobs, out=tmp_path)
+        hyperparameters = {"kind": ["plain", "other"]}
+        return pfl.tune(
+            Branched(),
+            CLIENTS,
+            MODEL,
+            LOCAL,
+            rounds=1,
+            hyperparameters=hyperparameters,
+            out=tmp_path,
+        )
 
     first = tune()
     assert tune().scores == first.scores
@@ -244,12 +252,19 @@ def test_code_that_only_a_value_beyond_the_grid_runs_is_noticed(tmp_path, monkey
     monkeypatch.setattr("pfljax.api.tuning.scores_of", scores_of)
 
     def tune():
-        knobs = {"layers": [1, 2]}
+        hyperparameters = {"layers": [1, 2]}
         return pfl.tune(
-            Deep(), CLIENTS, MODEL, LOCAL, rounds=1, seeds=[0], knobs=knobs, out=tmp_path
+            Deep(),
+            CLIENTS,
+            MODEL,
+            LOCAL,
+            rounds=1,
+            seeds=[0],
+            hyperparameters=hyperparameters,
+            out=tmp_path,
         )
 
-    assert tune().best.knobs == {"layers": 3} == tune().best.knobs
+    assert tune().best.hyperparameters == {"layers": 3} == tune().best.hyperparameters
     factor[0] = 5.0
     with pytest.raises(pfl.ArgumentError, match=r"has scores of something else \(.* changed\)"):
         tune()

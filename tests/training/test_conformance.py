@@ -585,7 +585,8 @@ def test_an_undecorated_class_is_no_method(clients):
         def build(self, problem): ...
 
     with pytest.raises(
-        pfl.ArgumentError, match=r"^method=.*: accepted: a method with its knobs, such as FedAvg"
+        pfl.ArgumentError,
+        match=r"^method=.*: accepted: a method with its hyperparameters, such as FedAvg",
     ):
         train(Plain(), clients)
 

@@ -16,7 +16,7 @@ from pfljax.data.sources.arrays import IGNORED, TaskName
 from pfljax.data.sources.characters import tokens
 from pfljax.data.sources.files import SPLITS, Shape, damaged, shaped, source_from_file
 from pfljax.data.sources.source import Fraction, Source
-from pfljax.settings.fields import Seed, checked, knob
+from pfljax.settings.fields import Seed, checked, hyperparameter
 
 LEAF = "a LEAF folder with JSON files in train and test"
 ACCEPTED = "numbers of one length, or texts of one length with the next character as y"
@@ -40,7 +40,7 @@ class User(NamedTuple):
 
 @checked()
 def leaf(
-    file: Annotated[str | pathlib.Path, knob(accepted=LEAF, help=LEAF)],
+    file: Annotated[str | pathlib.Path, hyperparameter(accepted=LEAF, help=LEAF)],
     *,
     shape: Shape = (),
     seed: Seed = 0,

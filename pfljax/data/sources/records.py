@@ -22,7 +22,7 @@ from pfljax.data.sources.examples import parse_example
 from pfljax.data.sources.files import SPLITS, damaged, names_in, source_from_file
 from pfljax.data.sources.source import Fraction, Source
 from pfljax.data.sources.tables import Label, check_column, join_targets
-from pfljax.settings.fields import Seed, checked, knob
+from pfljax.settings.fields import Seed, checked, hyperparameter
 
 RECORDS = "a folder that TFDS prepared with file_format=array_record"
 SHARD = re.compile(r"(.+)-([^-]+)\.array_record-(\d+)-of-(\d+)")
@@ -47,7 +47,7 @@ class Field(NamedTuple):
 
 @checked()
 def arrayrecord(
-    file: Annotated[str | pathlib.Path, knob(accepted=RECORDS, help=RECORDS)],
+    file: Annotated[str | pathlib.Path, hyperparameter(accepted=RECORDS, help=RECORDS)],
     *,
     label: Label = "label",
     client: str = "",
