@@ -154,7 +154,7 @@ def title_of(name: str) -> str:
 
 
 def method_page(name: str) -> str:
-    """The page of a file of methods: what its docstring says, its knobs, how to call it, its code."""
+    """The page of a file of methods: what its docstring says, its hyperparameters, how to call it, its code."""
     path = f"pfljax/algorithms/{name}.py"
     text = source_of(path)
     docstring = ast.get_docstring(ast.parse(text)) or ""
@@ -175,7 +175,7 @@ def method_page(name: str) -> str:
 
 
 def usage(method: type) -> list[str]:
-    """How a method is called, what it keeps and sends, and its knobs."""
+    """How a method is called, what it keeps and sends, and its hyperparameters."""
     info, fields = method.info, dataclasses.fields(method)
     call = f"pfl.{method.__name__}()"
     lines = [f"### {info.title}", "", "```python", call, "```", "", "```bash"]
@@ -185,8 +185,8 @@ def usage(method: type) -> list[str]:
     lines += [f"- It is told {info.knows}."] if info.knows else []
     if fields:
         flag = f"--{info.name}.{fields[0].name}"
-        lines += ["", f"Knobs; on the command line, the first is `{flag}`:", ""]
-        lines += ["| knob | default | what it is |", "| --- | --- | --- |"]
+        lines += ["", f"Hyperparameters; on the command line, the first is `{flag}`:", ""]
+        lines += ["| hyperparameter | default | what it is |", "| --- | --- | --- |"]
     for field in fields:
         told = field.metadata.get("help", "").replace("|", "\\|")
         lines.append(f"| `{field.name}` | `{field.default}` | {told} |")

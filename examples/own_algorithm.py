@@ -25,7 +25,9 @@ import pfljax as pfl
 class Gossip:
     """Gossip (Boyd et al., 2006): clients average their models with random other clients' models."""
 
-    share: float = pfl.knob(0.5, at_least=0, at_most=1, help="weight of the other model; 0: Local")
+    share: float = pfl.hyperparameter(
+        0.5, at_least=0, at_most=1, help="weight of the other model; 0: Local"
+    )
 
     def build(self, problem: pfl.Problem) -> pfl.Algorithm:
         # ---- The client.

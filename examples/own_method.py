@@ -26,7 +26,7 @@ class FedClip:
     """FedAvg with clipped updates (Sun et al., 2019): no client moves the global model farther than `norm`."""
 
     # This is also the flag --fedclip.norm.
-    norm: float = pfl.knob(0.5, above=0, help="norm to which client updates are clipped")
+    norm: float = pfl.hyperparameter(0.5, above=0, help="norm to which client updates are clipped")
 
     def build(self, problem: pfl.Problem) -> pfl.Algorithm:
         def train(context, models, row, data) -> pfl.Trained:

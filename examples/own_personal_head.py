@@ -24,10 +24,10 @@ from pfljax.algorithms.common import Phase, sharing_layers
 class PersonalHead:
     """Personal head: a body averaged with server momentum, and proximal personal heads."""
 
-    mu: float = pfl.knob(
+    mu: float = pfl.hyperparameter(
         0.1, at_least=0, help="pull of a head toward its start in each round; 0: none"
     )
-    momentum: float = pfl.knob(0.5, at_least=0, below=1, help="momentum of the server")
+    momentum: float = pfl.hyperparameter(0.5, at_least=0, below=1, help="momentum of the server")
 
     def build(self, problem: pfl.Problem) -> pfl.Algorithm:
         def head(params):

@@ -24,10 +24,10 @@ from pfljax.algorithms.common import Phase, sharing_layers
 class BodyFirst:
     """Body first: a shared body and personal heads, trained in turn."""
 
-    body_epochs: int = pfl.knob(
+    body_epochs: int = pfl.hyperparameter(
         1, at_least=1, help="number of epochs for the body, with the head fixed"
     )
-    head_epochs: int = pfl.knob(
+    head_epochs: int = pfl.hyperparameter(
         5, at_least=1, help="number of epochs for the head, with the body fixed"
     )
 

@@ -23,7 +23,7 @@ from pfljax.algorithms.common import surrogates
 class Moreau:
     """pFedMe as a surrogate: a personal model for each client, near the global model."""
 
-    mu: float = pfl.knob(
+    mu: float = pfl.hyperparameter(
         2.0, above=0, help="lambda, pull of the personal model toward the global one"
     )
 

@@ -1,4 +1,4 @@
-"""Figures that several papers have: accuracy against a knob, and accuracy over rounds by the values of a knob."""
+"""Figures that several papers have: accuracy against a hyperparameter, and over rounds by its values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def crosses(x: Sequence[float], y: Sequence[float], color: str, name: str = "") 
 def sweep_figure(
     points: Sequence[dict], panels: dict[str, str], paper: str = "the paper"
 ) -> Figure:
-    """Plots accuracy against a knob: one panel per knob, one line per method; crosses are a paper's values.
+    """Plots accuracy against a hyperparameter: one panel per hyperparameter, one line per method; crosses are a
+    paper's values.
 
     Args:
         points: For each point "panel", "method", "value", "accuracy", "paper" (a fraction, or None) and, for
@@ -84,7 +85,7 @@ def sweep_figure(
 
 
 def curves_panel(lines: Sequence[dict], over: str, title: str = "") -> Panel:
-    """Describes accuracy over rounds or local epochs, one line per value of a knob.
+    """Describes accuracy over rounds or local epochs, one line per value of a hyperparameter.
 
     Args:
         lines: Each has "title", "curve", and the key that `over` names.
@@ -100,7 +101,7 @@ def curves_panel(lines: Sequence[dict], over: str, title: str = "") -> Panel:
     return Panel(Axis(label), ACCURACY, drawn, title=title)
 
 
-def knob_curves(panels: Mapping[str, Sequence[dict]], over: str = "rounds") -> Figure:
-    """Plots accuracy over rounds or local epochs: one panel per knob, whose lines are as in `curves_panel`."""
-    found = [curves_panel(lines, over, knob) for knob, lines in panels.items()]
+def hyperparameter_curves(panels: Mapping[str, Sequence[dict]], over: str = "rounds") -> Figure:
+    """Plots accuracy over rounds or local epochs: one panel per hyperparameter, with lines as in `curves_panel`."""
+    found = [curves_panel(lines, over, hyperparameter) for hyperparameter, lines in panels.items()]
     return draw(found, (5.2 * len(found), 4))

@@ -296,7 +296,7 @@ class Study:
         rows: Sequence[Row] = (),
         title: str = "",
     ) -> None:
-        """Draws accuracy against knobs and writes the points.
+        """Draws accuracy against hyperparameters and writes the points.
 
         Args:
             name: File name of the figure.
@@ -311,35 +311,53 @@ class Study:
         settings = self.settings
         rows = rows or [Row(method, method, {}) for method in self.methods]
         drawn = [
-            (row, knob, value)
+            (row, hyperparameter, value)
             for row in rows
-            for knob, (_, values) in panels.items()
+            for hyperparameter, (_, values) in panels.items()
             for value in values
         ]
 
-        def flag(row, knob):
-            return f"{row.method}.{knob}" if f"{row.method}.{knob}" in settings else knob
+        def flag(row, hyperparameter):
+            return (
+                f"{row.method}.{hyperparameter}"
+                if f"{row.method}.{hyperparameter}" in settings
+                else hyperparameter
+            )
 
-        def folder(row, knob, value):
-            return self.out / f"{row.folder}-{knob}-{value:g}"
+        def folder(row, hyperparameter, value):
+            return self.out / f"{row.folder}-{hyperparameter}-{value:g}"
 
         self.check(
-            (row, {flag(row, knob): value}, folder(row, knob, value)) for row, knob, value in drawn
+            (row, {flag(row, hyperparameter): value}, folder(row, hyperparameter, value))
+            for row, hyperparameter, value in drawn
         )
-        for row, knob, value in drawn:
-            cell = self.accuracies(row, folder(row, knob, value), {flag(row, knob): value})
+        for row, hyperparameter, value in drawn:
+            cell = self.accuracies(
+                row, folder(row, hyperparameter, value), {flag(row, hyperparameter): value}
+            )
             points.append(
-                {"panel": knob, "method": row.title, "value": value, "paper": None, **cell}
+                {
+                    "panel": hyperparameter,
+                    "method": row.title,
+                    "value": value,
+                    "paper": None,
+                    **cell,
+                }
             )
             points[-1]["accuracy"] = cell["accuracy_mean"]
-            body.append([knob, row.title, f"{value:g}", self.shown(cell)])
-            print(f"{row.title}, {knob}={value:g} done")
-        labels = {knob: label for knob, (label, _) in panels.items()}
+            body.append([hyperparameter, row.title, f"{value:g}", self.shown(cell)])
+            print(f"{row.title}, {hyperparameter}={value:g} done")
+        labels = {hyperparameter: label for hyperparameter, (label, _) in panels.items()}
         report.save(sweep_figure(points, labels), self.out / name)
         title = title or f"{settings.dataset}, {settings.partition_groups} groups"
         title += ", test accuracy after the last round"
         tables.write(
-            title, ["knob", "method", "value", "test accuracy, %"], body, points, self.out, name
+            title,
+            ["hyperparameter", "method", "value", "test accuracy, %"],
+            body,
+            points,
+            self.out,
+            name,
         )
         self.print_differences(rows[0], points[0])
 

@@ -56,7 +56,8 @@ from pfljax.evaluation.measures import metric
 from pfljax.local.problem import Pair, Personal, Problem
 from pfljax.local.solver import Slope, Solver
 from pfljax.models import Model, Networks, adapters, weights
-from pfljax.settings.method import METHODS, knob, method
+from pfljax.settings.fields import knob as knob  # former name
+from pfljax.settings.method import METHODS, hyperparameter, method
 
 __version__ = "0.2.0"
 
@@ -115,7 +116,8 @@ __all__ = [
     "compare",
     "data",
     "estimate",
-    "knob",
+    "hyperparameter",
+    "knob",  # former name
     "load",
     "method",
     "metric",

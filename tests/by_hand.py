@@ -10,7 +10,7 @@ after each round what the state must hold, by dotted names of the state's entrie
             w = rounds.mean([rounds.descend(k, w) for k in rounds.clients])
             yield {"models": [w], "clients.own.model": own}
 
-    by_hand("ditto", ditto, knobs={"strength": 2.0}, epochs=3)
+    by_hand("ditto", ditto, hyperparameters={"mu": 2.0}, epochs=3)
 
 Models are linear regressions, as vectors (d,) in float64 (`quadratics`), or, with `hidden` or `classes`, networks, as
 trees of float64 (`networks`).
@@ -159,7 +159,7 @@ def is_regression(layer: Any) -> bool:
 def play(
     name: str,
     *,
-    knobs: dict[str, Any] | None = None,
+    hyperparameters: dict[str, Any] | None = None,
     rounds: int = 3,
     sizes: tuple[int, ...] = quadratics.SIZES,
     epochs: int = 2,
@@ -174,14 +174,16 @@ def play(
     federation = federation or toys.make_federation(sizes, task)
     options = options | {"epochs": epochs, "hidden": hidden or ()}
     optimizer = optimizer or (quadratics.OPTIMIZER if hidden is None else networks.OPTIMIZER)
-    played, predict = toys.play_and_predict(name, federation, rounds, optimizer, knobs, **options)
+    played, predict = toys.play_and_predict(
+        name, federation, rounds, optimizer, hyperparameters, **options
+    )
     return Rounds(*played, predict, epochs, rate)
 
 
 def traffic(
     name: str,
     *,
-    knobs: dict[str, Any] | None = None,
+    hyperparameters: dict[str, Any] | None = None,
     sizes: tuple[int, ...] = quadratics.SIZES,
     epochs: int = 1,
     hidden: tuple[int, ...] | None = None,
@@ -193,7 +195,7 @@ def traffic(
     """
     federation = toys.make_federation(sizes, "regression" if hidden is None else "classification")
     problem = toys.make_problem(federation, epochs=epochs, hidden=hidden or (), **options)
-    algorithm = toys.make_algorithm(name, problem, **knobs or {})
+    algorithm = toys.make_algorithm(name, problem, **hyperparameters or {})
 
     @jax.jit
     def moved(key: Any, clients: Any) -> tuple[Any, Any]:

@@ -1,7 +1,7 @@
 """Wrong values of every setting, made from its declaration, with what the refusal has to say.
 
-A field of a settings dataclass, a knob of a method, an argument of a checked function and a flag are in the campaigns
-by being declared. `wrong_calls` makes calls from Python, `wrong_commands` makes command lines.
+A field of a settings dataclass, a hyperparameter of a method, an argument of a checked function and a flag are in the
+campaigns by being declared. `wrong_calls` makes calls from Python, `wrong_commands` makes command lines.
 """
 
 import collections.abc
@@ -613,7 +613,7 @@ def wrong_commands() -> list[WrongCommand]:
 
 
 def wrong_commands_of(name: str) -> Iterator[WrongCommand]:
-    """The wrong command lines of a command; knobs of methods are played with `FULL` alone."""
+    """The wrong command lines of a command; hyperparameters of methods are played with `FULL` alone."""
     registry = registry_of(name)
     for group, listed in registry.flags_by_module_dict().items():
         if group.startswith("absl") or (group in METHODS and name != FULL):
@@ -680,7 +680,7 @@ def conditions_of(flag: flags.Flag, group: str) -> dict[str, Sequence[Any]]:
 def unread_commands(
     flag: flags.Flag, group: str, registry: flags.FlagValues
 ) -> Iterator[WrongCommand]:
-    """Command lines with a flag that is not read, or that is the knob of another method."""
+    """Command lines with a flag that is not read, or that is the hyperparameter of another method."""
     field = field_of(flag)
     value = right_value(field._replace(default=flag.default)) if field else None
     if value is None:
@@ -688,7 +688,7 @@ def unread_commands(
     text = f"--{flag.name}={value}"
     if group in METHODS:
         other = "local" if group != "local" else "fedavg"
-        words = "not a knob of this run's methods"
+        words = "not a hyperparameter of this run's methods"
         yield WrongCommand(FULL, "of another method", (f"--method={other}", text), flag.name, words)
     others = [f"--method={group}"] if group in METHODS else []
     conditions = conditions_of(flag, group)

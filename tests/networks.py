@@ -116,10 +116,16 @@ def examples(federation, k):
     return np.float64(federation.train.x[k, :size]), federation.train.y[k, :size]
 
 
-def play(name, rounds, sizes, knobs=None, hidden=(6,), **options):
+def play(name, rounds, sizes, hyperparameters=None, hidden=(6,), **options):
     """(federation, problem, algorithm, states, records)."""
     return toys.play(
-        name, toys.make_federation(sizes), rounds, OPTIMIZER, knobs, hidden=hidden, **options
+        name,
+        toys.make_federation(sizes),
+        rounds,
+        OPTIMIZER,
+        hyperparameters,
+        hidden=hidden,
+        **options,
     )
 
 

@@ -67,10 +67,12 @@ def nearest_on_simplex(point):
 OPTIMIZER = optax.sgd(RATE)  # one for all, so that plays share what they compile
 
 
-def play(name, rounds=2, sizes=SIZES, knobs=None, federation=None, **options):
+def play(name, rounds=2, sizes=SIZES, hyperparameters=None, federation=None, **options):
     """(federation, algorithm, states, records, predictions)."""
     federation = federation or toys.make_federation(sizes, "regression")
-    played, predict = toys.play_and_predict(name, federation, rounds, OPTIMIZER, knobs, **options)
+    played, predict = toys.play_and_predict(
+        name, federation, rounds, OPTIMIZER, hyperparameters, **options
+    )
     return federation, played.algorithm, played.states, played.records, Lazily(predict)
 
 

@@ -432,7 +432,7 @@ from parts.rules import absolute, clipped, scaled, softened
 class Shaped(pfl.FedAvg):
     """Shaped (Me, 2026): FedAvg with factors from several places."""
 
-    strength: float = pfl.knob(0.5, at_least=0, help="of the pull to zero")
+    strength: float = pfl.hyperparameter(0.5, at_least=0, help="of the pull to zero")
 
     def build(self, problem):
         plain = super().build(problem)
@@ -1020,7 +1020,7 @@ def noisy(x, seed):
 """,
 }
 
-# A search over knobs, of which each point runs other code.
+# A search over hyperparameters, of which each point runs other code.
 TUNING = {
     "data.py": DATA,
     "study.py": """
@@ -1034,14 +1034,14 @@ from branched import Branched
 def tune(out, say):
     local = pfl.LocalTraining(optax.sgd, 0.1)
     model = pfl.models.MLP(hidden=())
-    knobs = {"kind": ["plain", "scaled", "hosted"], "depth": [1, 2], "late": [False, True]}
+    hyperparameters = {"kind": ["plain", "scaled", "hosted"], "depth": [1, 2], "late": [False, True]}
     return pfl.tune(
         Branched(),
         data.clients(validation_fraction=0.25),
         model,
         local,
         rounds=2,
-        knobs=knobs,
+        hyperparameters=hyperparameters,
         seeds=[5],
         widen=0,
         out=out,
@@ -1065,9 +1065,9 @@ import variants
 class Branched(pfl.FedAvg):
     """Branched (Me, 2026): FedAvg with kinds of steps."""
 
-    kind: str = pfl.knob("plain", choices=("plain", "scaled", "hosted"))
-    depth: int = pfl.knob(1, at_least=1)
-    late: bool = pfl.knob(False)
+    kind: str = pfl.hyperparameter("plain", choices=("plain", "scaled", "hosted"))
+    depth: int = pfl.hyperparameter(1, at_least=1)
+    late: bool = pfl.hyperparameter(False)
 
     def build(self, problem):
         plain = super().build(problem)

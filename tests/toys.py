@@ -243,15 +243,15 @@ def make_problem(
     )
 
 
-def make_algorithm(name, problem, **knobs):
-    """A registered method with its defaults but for `knobs`."""
-    return METHODS[name](**knobs).build(problem)
+def make_algorithm(name, problem, **hyperparameters):
+    """A registered method with its defaults but for `hyperparameters`."""
+    return METHODS[name](**hyperparameters).build(problem)
 
 
-def make_experiment(name, problem, federation, *, knobs=None, plan=None, **fields):
+def make_experiment(name, problem, federation, *, hyperparameters=None, plan=None, **fields):
     """A run of a registered method, on two devices unless `plan` says otherwise."""
     plan = plan or make_plan("map", devices=2)
-    method = METHODS[name](**knobs or {})
+    method = METHODS[name](**hyperparameters or {})
     fields = {"config": {"settings": {}}} | fields
     return Experiment(method, problem._replace(plan=plan), federation, **fields)
 
@@ -383,7 +383,7 @@ class Played(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """A method's programs. The first argument of each are the knobs that are numbers."""
+    """A method's programs. The first argument of each are the hyperparameters that are numbers."""
 
     init: Callable[..., Any]
     one_round: Callable[..., Any]
@@ -393,9 +393,11 @@ class Compiled(NamedTuple):
 COMPILED: dict[Any, Compiled] = {}  # what this process has compiled
 
 
-def play(name, federation, rounds, optimizer=None, knobs=None, script=None, **options):
+def play(name, federation, rounds, optimizer=None, hyperparameters=None, script=None, **options):
     """Plays rounds of a registered method; the arguments are those of `play_and_predict`."""
-    return play_and_predict(name, federation, rounds, optimizer, knobs, script, **options)[0]
+    return play_and_predict(
+        name, federation, rounds, optimizer, hyperparameters, script, **options
+    )[0]
 
 
 def play_and_predict(
@@ -403,7 +405,7 @@ def play_and_predict(
     federation,
     rounds,
     optimizer=None,
-    knobs=None,
+    hyperparameters=None,
     script=None,
     state=None,
     run_rounds=2,
@@ -411,29 +413,33 @@ def play_and_predict(
 ):
     """Plays rounds of a registered method; (the rounds, () -> what every client predicts with after the last round).
 
-    Plays that differ only in numbers, data and the number of rounds share what they compile: knobs that are numbers are
-    traced, as they are where a grid of knobs is tuned.
+    Plays that differ only in numbers, data and the number of rounds share what they compile: hyperparameters that are
+    numbers are traced, as they are where a grid of hyperparameters is tuned.
 
     Args:
         name: The method.
         federation: The clients.
         rounds: Number of rounds.
         optimizer: As of `make_problem`. To share programs, pass the same object.
-        knobs: The method's knobs.
+        hyperparameters: The method's hyperparameters.
         script: The clients' downloads, as of `scripted`.
         state: The state to start from, in place of the method's.
         run_rounds: R, the number of rounds of the whole run, which some methods read.
         **options: As of `make_problem`.
     """
-    knobs = knobs or {}
+    hyperparameters = hyperparameters or {}
     problem = make_problem(federation, optimizer, rounds=run_rounds, **options)
-    algorithm = make_algorithm(name, problem, **knobs)  # which checks the knobs
+    algorithm = make_algorithm(name, problem, **hyperparameters)  # which checks the hyperparameters
     numbers = {
-        knob: value
-        for knob, value in knobs.items()
-        if knob in numbers_of(name) and value is not None
+        hyperparameter: value
+        for hyperparameter, value in hyperparameters.items()
+        if hyperparameter in numbers_of(name) and value is not None
     }
-    words = {knob: value for knob, value in knobs.items() if knob not in numbers}
+    words = {
+        hyperparameter: value
+        for hyperparameter, value in hyperparameters.items()
+        if hyperparameter not in numbers
+    }
 
     def build(traced):
         algorithm = make_algorithm(name, problem, **words, **traced)
@@ -461,7 +467,7 @@ def play_and_predict(
         if hashable(form):
             COMPILED[form] = known
 
-    traced = {knob: np.float32(value) for knob, value in numbers.items()}
+    traced = {hyperparameter: np.float32(value) for hyperparameter, value in numbers.items()}
     key = jax.random.key(0)
     placed = place(problem.plan, clients, problem.num_clients)
     first = known.init(traced, key, placed)
@@ -504,7 +510,7 @@ def compile_rounds(build, algorithm, problem, clients):
 
 
 def numbers_of(name):
-    """The knobs of a method that may be traced."""
+    """The hyperparameters of a method that may be traced."""
     hints = typing.get_type_hints(METHODS[name])
     fields = [field for field in dataclasses.fields(METHODS[name]) if not field.metadata["static"]]
     return {field.name for field in fields if value_type(hints[field.name]) is float}

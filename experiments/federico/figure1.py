@@ -33,18 +33,18 @@ def run(settings: Settings) -> None:
     """The command."""
     if settings.method != "federico":
         raise settings.error("method", "accepted: federico")
-    for knob in ("faithful", "effective_examples"):
-        settings.refuse(f"federico.{knob}", "the two runs differ in it")
+    for hyperparameter in ("faithful", "effective_examples"):
+        settings.refuse(f"federico.{hyperparameter}", "the two runs differ in it")
     for flag in ("resume", "profile"):
         settings.refuse(flag, "finished runs in the folder are always kept")
     build.read_methods(settings)
     settings = settings.with_defaults(["federico"])
     rows = []
     body = []
-    for name, knobs in RUNS.items():
+    for name, hyperparameters in RUNS.items():
         row = {
             "run": name,
-            **score(settings.replace(knobs), Path(settings.out) / name),
+            **score(settings.replace(hyperparameters), Path(settings.out) / name),
             "paper": None,
         }
         rows.append(row)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from absl import flags
 
 from experiments.federico import paper
-from experiments.figures import knob_curves
+from experiments.figures import hyperparameter_curves
 from experiments.papers import Row, Study
 from pfljax import report
 from pfljax.cli import launch, tables
@@ -34,8 +34,10 @@ def define(registry: flags.FlagValues) -> None:
 
 def curve(study: Study, row: Row) -> dict:
     """A line of a panel: the last round's scores, and accuracy over rounds, averaged over trials."""
-    knobs = {name: value for name, value in row.flags.items() if value != study.settings[name]}
-    out = study.out / (row.folder if knobs else "default")  # shared by all panels
+    hyperparameters = {
+        name: value for name, value in row.flags.items() if value != study.settings[name]
+    }
+    out = study.out / (row.folder if hyperparameters else "default")  # shared by all panels
     cell = paper.accuracies(study, row, out)
     read = [files.read_jsonl(out / trial.folder / "metrics.jsonl") for trial in study.trials]
     rounds, curves = over_rounds(read, "accuracy")
@@ -45,28 +47,39 @@ def curve(study: Study, row: Row) -> dict:
 def run(settings: Settings) -> None:
     """The command."""
     paper.refuse_methods(settings, "federico")
-    for knob in VARIED:
-        settings.refuse(f"federico.{knob}", "the figure varies it")
+    for hyperparameter in VARIED:
+        settings.refuse(f"federico.{hyperparameter}", "the figure varies it")
     study = paper.start(settings)
     study.check()
     panels = {}
     body = []
-    for knob, values in VARIED.items():
-        panels[knob] = []
+    for hyperparameter, values in VARIED.items():
+        panels[hyperparameter] = []
         for value in values:
-            if knob == "neighbors" and not value < study.settings.num_clients:
+            if hyperparameter == "neighbors" and not value < study.settings.num_clients:
                 continue
-            panels[knob].append(
-                curve(study, Row(f"{knob}={value:g}", "federico", {f"federico.{knob}": value}))
+            panels[hyperparameter].append(
+                curve(
+                    study,
+                    Row(
+                        f"{hyperparameter}={value:g}",
+                        "federico",
+                        {f"federico.{hyperparameter}": value},
+                    ),
+                )
             )
-            body.append([knob, f"{value:g}", study.shown(panels[knob][-1])])
-            print(f"{knob}={value:g} done")
-    report.save(knob_curves(panels), study.out / "figure6.png")
+            body.append([hyperparameter, f"{value:g}", study.shown(panels[hyperparameter][-1])])
+            print(f"{hyperparameter}={value:g} done")
+    report.save(hyperparameter_curves(panels), study.out / "figure6.png")
     rows = [
-        line | {"panel": knob, "paper": None} for knob, lines in panels.items() for line in lines
+        line | {"panel": hyperparameter, "paper": None}
+        for hyperparameter, lines in panels.items()
+        for line in lines
     ]
     title = f"{study.data}, {study.settings.partition_groups} groups, after {study.settings.rounds} rounds"
-    tables.write(title, ["knob", "value", "test accuracy, %"], body, rows, study.out, "figure6.png")
+    tables.write(
+        title, ["hyperparameter", "value", "test accuracy, %"], body, rows, study.out, "figure6.png"
+    )
     study.print_differences(Row("federico", "federico", {}), rows[-1])
 
 

@@ -56,9 +56,11 @@ def run(settings: Settings) -> None:
         local = paper.accuracies(
             study, Row("local", "local", varied), study.out / f"D{groups}" / "local"
         )
-        for title, knobs in READINGS.items():
+        for title, hyperparameters in READINGS.items():
             out = study.out / f"D{groups}" / title
-            cell = paper.accuracies(study, Row(title, "federico", {**varied, **knobs}), out)
+            cell = paper.accuracies(
+                study, Row(title, "federico", {**varied, **hyperparameters}), out
+            )
             gains = 100 * np.subtract(cell["accuracies"], local["accuracies"])
             found = paper.sharing(study, out)
             rows.append(

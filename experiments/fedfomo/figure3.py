@@ -12,7 +12,7 @@ from __future__ import annotations
 from absl import flags
 
 from experiments.fedfomo import paper
-from experiments.figures import knob_curves
+from experiments.figures import hyperparameter_curves
 from experiments.papers import Row, Study
 from pfljax import report
 from pfljax.cli import launch, tables
@@ -59,22 +59,24 @@ def run(settings: Settings) -> None:
     panels = {}
     body = []
     study.check()
-    for knob, values in varied.items():
+    for hyperparameter, values in varied.items():
         for value, own in values:
-            line = study.curve(Row(f"{value:g}", "fedfomo", own), study.out / f"{knob}-{value:g}")
-            panels.setdefault(knob, []).append(
-                line | {"panel": knob, "value": value, "paper": None}
+            line = study.curve(
+                Row(f"{value:g}", "fedfomo", own), study.out / f"{hyperparameter}-{value:g}"
             )
-            body.append([knob, f"{value:g}", study.shown(line)])
-            print(f"{knob} {value:g} done")
+            panels.setdefault(hyperparameter, []).append(
+                line | {"panel": hyperparameter, "value": value, "paper": None}
+            )
+            body.append([hyperparameter, f"{value:g}", study.shown(line)])
+            print(f"{hyperparameter} {value:g} done")
     titles = {
         "epsilon": "epsilon in the first round",
         "models": "models weighed, the client's own included",
     }
-    named = {titles[knob]: lines for knob, lines in panels.items()}
-    report.save(knob_curves(named, "epochs"), study.out / "figure3.png")
+    named = {titles[hyperparameter]: lines for hyperparameter, lines in panels.items()}
+    report.save(hyperparameter_curves(named, "epochs"), study.out / "figure3.png")
     lines = [line for lines in panels.values() for line in lines]
-    heads = ["knob", "value", "test accuracy, %"]
+    heads = ["hyperparameter", "value", "test accuracy, %"]
     tables.write(paper.last_round(study), heads, body, lines, study.out, "figure3.png")
     study.print_differences(Row("fedfomo", "fedfomo", {}), lines[0])
 

@@ -40,11 +40,11 @@ def define(registry: flags.FlagValues) -> None:
 
 
 def curves_and_last(lines: Sequence[dict], label: str) -> Figure:
-    """Plots accuracy over local epochs for each value of a knob, and final accuracy against it.
+    """Plots accuracy over local epochs for each value of a hyperparameter, and final accuracy against it.
 
     Args:
         lines: For each line "title", "value", "epochs", "curve", and the final "accuracy_mean" and "accuracy_std".
-        label: Name of the knob.
+        label: Name of the hyperparameter.
     """
     values, mean, std = (
         [line[name] for line in lines] for name in ("value", "accuracy_mean", "accuracy_std")

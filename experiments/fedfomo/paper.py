@@ -179,7 +179,7 @@ def values(
 
 
 def refuse_others(settings: Settings) -> None:
-    """Raises `FlagError` for methods other than FedFomo, since the figure varies its knobs."""
+    """Raises `FlagError` for methods other than FedFomo, since the figure varies its hyperparameters."""
     if settings.methods != ["fedfomo"]:
         raise settings.error("methods", "accepted: fedfomo")
 

@@ -121,7 +121,7 @@ def ours_with_bodies(state: State) -> dict:
 
 
 def run_fedntd(
-    task: Task, on_round: OnRound, name: str, models: Callable[[Any], dict], **knobs: Any
+    task: Task, on_round: OnRound, name: str, models: Callable[[Any], dict], **hyperparameters: Any
 ) -> None:
     """Plays a method of FedNTD's authors."""
 
@@ -136,7 +136,7 @@ def run_fedntd(
     data = {"local": local, "num_classes": CLASSES, "data_map": np.ones((len(train), CLASSES))}
     data["global"] = {"test": torch.utils.data.DataLoader(united(task, "test")[0], 100)}
     server = importlib.import_module(f"algorithms.{name}.Server").Server(
-        algo_params=types.SimpleNamespace(**knobs),
+        algo_params=types.SimpleNamespace(**hyperparameters),
         model=network,
         data_distributed=data,
         optimizer=torch.optim.SGD(network.parameters(), lr=RATE),
@@ -171,11 +171,13 @@ def their_control(server: Any) -> dict:
 def fedntd(folder: Path) -> Cells:
     """Lee-Gihun/FedNTD."""
 
-    def play(name, models=their_model, **knobs):
-        return playing(folder, run_fedntd, name, models, absent=("wandb",), **knobs)
+    def play(name, models=their_model, **hyperparameters):
+        return playing(folder, run_fedntd, name, models, absent=("wandb",), **hyperparameters)
 
     return {
-        "FedNTD": Cell(pfl.FedNTD(distillation=1.0, temperature=3.0), ours, play("fedntd", beta=1.0, tau=3.0)),
+        "FedNTD": Cell(
+            pfl.FedNTD(distillation=1.0, temperature=3.0), ours, play("fedntd", beta=1.0, tau=3.0)
+        ),
         "FedAvg": Cell(pfl.FedAvg(), ours, play("fedavg")),
         "FedAvgM": Cell(pfl.FedAvgM(server_momentum=0.7), ours, play("fedavgm", avgm_beta=0.7)),
         "FedProx": Cell(pfl.FedProx(mu=0.1), ours, play("fedprox", mu=0.1)),
@@ -354,7 +356,9 @@ def gpfl(folder: Path) -> Cells:
     note = "mini-batches of one example, for which the two norms are the same; their means of embeddings taken from "
     note += "those received"
     local = {"batch_size": 1, "epochs": 1, "learning_rate": 0.01}
-    return {"GPFL": Cell(pfl.GPFL(alignment=0.01, weight_decay=0.1), mine, play, local=local, note=note)}
+    return {
+        "GPFL": Cell(pfl.GPFL(alignment=0.01, weight_decay=0.1), mine, play, local=local, note=note)
+    }
 
 
 # Scripts, which draw each round's clients by `np.random.choice`.
@@ -552,7 +556,7 @@ def run_fedpac(task: Task, on_round: OnRound, name: str, kind: str, combined: in
     running = importlib.import_module("running")
     methods = importlib.import_module("methods")
     number = task.clients.num_clients
-    knobs: dict[str, Any] = {
+    hyperparameters: dict[str, Any] = {
         "lr": RATE,
         "local_epoch": EPOCHS,
         "epochs": ALL_ROUNDS,
@@ -560,7 +564,7 @@ def run_fedpac(task: Task, on_round: OnRound, name: str, kind: str, combined: in
         "agg_g": combined,
     }
     args = types.SimpleNamespace(
-        num_users=number, num_classes=CLASSES, frac=1.0, device="cpu", **knobs
+        num_users=number, num_classes=CLASSES, frac=1.0, device="cpu", **hyperparameters
     )
 
     def outputs(z, logits):
@@ -629,21 +633,21 @@ def run_fedproto(task: Task, on_round: OnRound) -> None:
         return (torch.log_softmax(logits, dim=1), z)
 
     networks = [TwoLayers(task.start, outputs=outputs) for _ in range(number)]
-    knobs: dict[str, Any] = {
+    hyperparameters: dict[str, Any] = {
         "lr": RATE,
         "local_bs": BATCH,
         "train_ep": EPOCHS,
         "optimizer": "sgd",
         "ld": 1.0,
     }
-    knobs |= dict.fromkeys(("dataset", "ways", "shots", "stdev"), "")
+    hyperparameters |= dict.fromkeys(("dataset", "ways", "shots", "stdev"), "")
     args = types.SimpleNamespace(
         num_users=number,
         num_classes=CLASSES,
         rounds=ALL_ROUNDS,
         device="cpu",
         verbose=False,
-        **knobs,
+        **hyperparameters,
     )
     prototypes: dict[str, np.ndarray] = {}
     update = script.LocalUpdate.update_weights_het
@@ -698,14 +702,16 @@ def fedproto(folder: Path) -> Cells:
 # CharlieDinh/pFedMe, whose servers run all rounds.
 
 
-def run_pfedme(task: Task, on_round: OnRound, kind: str, knobs: dict, *further: Any) -> None:
+def run_pfedme(
+    task: Task, on_round: OnRound, kind: str, hyperparameters: dict, *further: Any
+) -> None:
     """Plays a method of pFedMe's authors.
 
     Args:
         task: The task.
         on_round: Called where a round begins.
         kind: Module and class of the server.
-        knobs: Batch size, learning rate, beta, lambda and local steps.
+        hyperparameters: Batch size, learning rate, beta, lambda and local steps.
         further: Arguments that only this server has.
     """
     number = task.clients.num_clients
@@ -719,7 +725,7 @@ def run_pfedme(task: Task, on_round: OnRound, kind: str, knobs: dict, *further: 
         return (str(k), *(pairs(examples(task, split, k)) for split in ("train", "test")))
 
     network = TwoLayers(task.start)
-    given = ["cpu", "", "", (network, "Mclr_CrossEntropy"), *knobs.values()]
+    given = ["cpu", "", "", (network, "Mclr_CrossEntropy"), *hyperparameters.values()]
     given = [*given[:-1], ALL_ROUNDS, given[-1], "SGD", number, *further, 0]
     with (
         mock.patch.object(module, "read_data", lambda dataset: [range(number)]),
@@ -743,8 +749,8 @@ def pfedme(folder: Path) -> Cells:
     """CharlieDinh/pFedMe."""
     absent = ("torchvision", "torchvision.transforms")
 
-    def play(kind, *further, **knobs):
-        return playing(folder, run_pfedme, kind, knobs, *further, absent=absent)
+    def play(kind, *further, **hyperparameters):
+        return playing(folder, run_pfedme, kind, hyperparameters, *further, absent=absent)
 
     steps = EPOCHS * EQUAL[0] // BATCH
     strength = 15.0
@@ -831,21 +837,21 @@ def run_pfedgraph(task: Task, on_round: OnRound, file: Path, alpha: float) -> No
     of_client = united(task, "train")[1]
     everything = torch.utils.data.DataLoader(united(task, "test")[0], 100)
     data = (train, test, everything, of_client, None, np.full((number, CLASSES), 1 / CLASSES))
-    knobs: dict[str, Any] = {
+    hyperparameters: dict[str, Any] = {
         "alpha": BELOW * alpha,
         "lam": 0.0,
         "lr": RATE,
         "reg": 0.0,
         "optimizer": "sgd",
     }
-    knobs["dataset"] = "cifar10"  # selects the network
-    knobs |= {
+    hyperparameters["dataset"] = "cifar10"  # selects the network
+    hyperparameters |= {
         "num_local_iterations": EPOCHS * EQUAL[0] // BATCH,
         "difference_measure": "all",
         "attack_ratio": 0.0,
     }
     args = types.SimpleNamespace(
-        n_parties=number, comm_round=1000, sample_fraction=1.0, init_seed=0, **knobs
+        n_parties=number, comm_round=1000, sample_fraction=1.0, init_seed=0, **hyperparameters
     )
 
     def options():

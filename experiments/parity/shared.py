@@ -85,7 +85,7 @@ class Cell:
     """A comparison.
 
     Attributes:
-        method: Our method, with the knobs under which it should equal the peer's.
+        method: Our method, with the hyperparameters under which it should equal the peer's.
         ours: Our method's state -> what is compared, by name.
         play: (task, on_round) -> plays the peer's rounds, until `on_round` raises `Done`.
         sizes: n_k.

@@ -1,7 +1,7 @@
 """pFedMB's Table 2: two classes per client, or Dirichlet shares of each class, with 15 and 50 clients.
 
     python -m experiments.pfedmb.table2
-    python -m experiments.pfedmb.table2 --tune --tune_knobs
+    python -m experiments.pfedmb.table2 --tune --tune_hyperparameters
     python -m experiments.pfedmb.table2 --data_file=CIFAR10.npz
 
 With 50 clients, a fifth takes part in each round. The paper does not state its Dirichlet concentration; 0.5 is that of

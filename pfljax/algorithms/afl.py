@@ -33,7 +33,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(keeps="nothing", travels="the global model, both ways")
@@ -41,7 +41,7 @@ from pfljax.settings.method import knob, method
 class AFL:
     """Agnostic FL (Mohri et al., 2019): one model, optimized for the worst-case mixture of the clients."""
 
-    weights_learning_rate: float = knob(
+    weights_learning_rate: float = hyperparameter(
         0.01,
         at_least=0,
         grid=(0.001, 0.01, 0.1),

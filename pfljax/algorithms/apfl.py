@@ -38,7 +38,7 @@ from pfljax.contract.types import (
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Pair, Personal, Problem
 from pfljax.local.solver import joined, slope
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 class Row(NamedTuple):
@@ -58,14 +58,14 @@ class Row(NamedTuple):
 class APFL:
     """APFL (Deng et al., 2020): each client mixes the global model with its own and learns the mixing weight."""
 
-    alpha: float = knob(
+    alpha: float = hyperparameter(
         0.5,
         at_least=0,
         at_most=1,
         grid=(0.25, 0.5, 0.75),
         help="initial weight of a client's own model in its mixture; 0 is FedAvg, 1 is Local",
     )
-    alpha_learning_rate: float = knob(
+    alpha_learning_rate: float = hyperparameter(
         0.1, at_least=0, help="learning rate of alpha; 0 keeps alpha fixed", former="rate"
     )
 

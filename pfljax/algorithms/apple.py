@@ -67,7 +67,7 @@ from pfljax.contract.types import (
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
 from pfljax.local.solver import Slope, TrainState, joined, slope
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 class Row(NamedTuple):
@@ -104,19 +104,19 @@ class Relation(NamedTuple):
 class APPLE:
     """APPLE (Luo and Wu, 2022): each client learns to mix all clients' core models."""
 
-    neighbors: int = knob(
+    neighbors: int = hyperparameter(
         0,
         at_least=0,
         help="M, number of other clients' core models downloaded per round; 0: all",
     )
-    weights_learning_rate: float = knob(
+    weights_learning_rate: float = hyperparameter(
         0.001,
         at_least=0,
         grid=(0.0001, 0.001, 0.01),
         help="learning rate of p; 0 keeps p at p0",
         former="rate",
     )
-    weights_momentum: float = knob(
+    weights_momentum: float = hyperparameter(
         0.0,
         at_least=0,
         below=1,
@@ -124,13 +124,13 @@ class APPLE:
         help="momentum of p's steps within a round; authors: 0.9",
         former="momentum",
     )
-    mu: float = knob(
+    mu: float = hyperparameter(
         0.1,
         at_least=0,
         grid=(0.001, 0.01, 0.1, 1.0),
         help="strength of the pull of p toward p0",
     )
-    pull_share: float = knob(
+    pull_share: float = hyperparameter(
         0.2,
         at_least=0,
         at_most=1,

@@ -43,7 +43,7 @@ from pfljax.contract.types import (
     Trained,
 )
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 ROOT_STEPS = 15  # of the Newton-Schulz iteration
 
@@ -69,10 +69,10 @@ class Gaussians(NamedTuple):
 class CCVR:
     """CCVR (Luo et al., 2021): FedAvg whose head is calibrated on features drawn from a Gaussian for each class."""
 
-    virtual: int = knob(
+    virtual: int = hyperparameter(
         100, at_least=1, grid=(50, 100, 500, 1000), help="M, number of virtual features per class"
     )
-    server_steps: int = knob(
+    server_steps: int = hyperparameter(
         100,
         at_least=0,
         help="number of the server's steps on virtual features; 0 is FedAvg",

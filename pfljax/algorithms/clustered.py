@@ -58,7 +58,7 @@ from pfljax.contract.types import (
     Upload,
 )
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 LEAST_NOISE = 0.5  # the least estimate of gamma
 
@@ -80,33 +80,33 @@ class Server(NamedTuple):
 class ClusteredFL:
     """Clustered FL (Sattler et al., 2020): clusters of clients split where their updates disagree."""
 
-    eps1: float = knob(
+    eps1: float = hyperparameter(
         0.5,
         at_least=0,
         grid=(0.3, 0.4, 0.5, 0.6),
         help="a cluster may split while the norm of its mean update is below this",
     )
-    eps2: float = knob(
+    eps2: float = hyperparameter(
         0.4,
         at_least=0,
         grid=(0.2, 0.3, 0.4, 0.6, 0.8),
         help="a cluster may split while the largest norm of its updates is above this",
     )
-    relative: bool = knob(
+    relative: bool = hyperparameter(
         True, help="measure eps1 and eps2 in units of the first round's largest update norm"
     )
-    gamma: float | None = knob(
+    gamma: float | None = hyperparameter(
         None,
         at_least=0,
         at_most=1,
         help="gamma_max, the clients' noise: a cluster splits if the largest cosine across its parts is below "
         "1 - 2 gamma^2; 0: always. Default: estimated",
     )
-    linkage: Literal["single", "complete"] = knob(
+    linkage: Literal["single", "complete"] = hyperparameter(
         "single",
         help="similarity of two parts: the largest between their clients (single, the paper's) or the least",
     )
-    warmup: int = knob(0, at_least=0, help="number of initial rounds without splits")
+    warmup: int = hyperparameter(0, at_least=0, help="number of initial rounds without splits")
 
     def build(self, problem: Problem) -> Algorithm:
         num_clients = problem.num_clients
@@ -205,7 +205,7 @@ def split_clusters(
     label: Array,
     products: Array,
     num_examples: Array,
-    knobs: ClusteredFL,
+    hyperparameters: ClusteredFL,
     unit: Array | float = 1.0,
 ) -> Array:
     """(K,) cluster labels after this round's splits; a cluster's label is the id of its first client.
@@ -214,7 +214,7 @@ def split_clusters(
         label: (K,) int32.
         products: (K, K) inner products of the clients' updates.
         num_examples: (K,) n_k; 0 for clients that sent nothing.
-        knobs: The thresholds.
+        hyperparameters: The thresholds.
         unit: Unit of eps1 and eps2.
     """
     norm = jnp.sqrt(jnp.diagonal(products))
@@ -231,12 +231,12 @@ def split_clusters(
         share = member_examples / jnp.maximum(member_examples.sum(), 1)
         mean_norm = jnp.sqrt(jnp.maximum(share @ products @ share, 0))
         largest_norm = jnp.where(member, norm, 0).max()
-        is_stationary = mean_norm < knobs.eps1 * unit
-        clients_are_not = largest_norm > knobs.eps2 * unit
+        is_stationary = mean_norm < hyperparameters.eps1 * unit
+        clients_are_not = largest_norm > hyperparameters.eps2 * unit
 
         def divide(new_label: Array) -> Array:
             # The bipartition with the least cross-similarity alpha
-            leaves = bipartition(cosine, member, knobs.linkage)
+            leaves = bipartition(cosine, member, hyperparameters.linkage)
             across = leaves[:, None] & (member & ~leaves)[None, :]
             alpha = jnp.where(across, cosine, -1).max()
 
@@ -247,7 +247,9 @@ def split_clusters(
             stays = in_cluster & ~leaves
 
             # It becomes two clusters if gamma < sqrt((1 - alpha) / 2).
-            gamma = noise(cosine, member) if knobs.gamma is None else knobs.gamma
+            gamma = (
+                noise(cosine, member) if hyperparameters.gamma is None else hyperparameters.gamma
+            )
             is_apart = jnp.sqrt((1 - alpha) / 2) > gamma
             divided = jnp.where(stays, jnp.argmax(stays), new_label)
             divided = jnp.where(leaves, jnp.argmax(leaves), divided)

@@ -34,7 +34,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Objective, Personal, Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(keeps="its model", travels="the global model, both ways")
@@ -42,7 +42,7 @@ from pfljax.settings.method import knob, method
 class Ditto:
     """Ditto (Li et al., 2021): a global model and personal models regularized toward it."""
 
-    mu: float = knob(
+    mu: float = hyperparameter(
         0.1,
         at_least=0,
         grid=(0.01, 0.1, 1.0, 2.0),

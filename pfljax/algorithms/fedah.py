@@ -42,7 +42,7 @@ from pfljax.contract.types import (
     Trained,
 )
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 WEIGHTS = 0xA4  # folded into a client's key for a round: the mini-batches for W
 
@@ -64,23 +64,23 @@ class Row(NamedTuple):
 class FedAH:
     """FedAH (Zhou et al., 2024): a shared body, and personal heads that begin as mixtures with the global head."""
 
-    weights_learning_rate: float = knob(
+    weights_learning_rate: float = hyperparameter(
         1.0,
         at_least=0,
         grid=(0.1, 1.0, 10.0),
         help="eta, learning rate of the weights; 0: rounds begin with psi",
         former="rate",
     )
-    head_epochs: int = knob(
+    head_epochs: int = hyperparameter(
         1, at_least=1, grid=(1, 5), help="number of epochs for the weights, and for the head"
     )
-    body_epochs: int | None = knob(
+    body_epochs: int | None = hyperparameter(
         None,
         at_least=1,
         grid=(1, 5),
         help="number of epochs for the body. Default: as in local training",
     )
-    predict: Literal["aggregated", "own"] = knob(
+    predict: Literal["aggregated", "own"] = hyperparameter(
         "aggregated",
         help="predict with the aggregated head, or with the head as the client has trained it",
     )

@@ -46,7 +46,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import random_share
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 WEIGHTS = 2  # folded into a client's key for a round: the examples and mini-batches for W
 
@@ -70,30 +70,30 @@ class Row(NamedTuple):
 class FedALA:
     """FedALA (Zhang et al., 2023): each client learns how much of the global model to adopt, per parameter."""
 
-    layers: int = knob(
+    layers: int = hyperparameter(
         1,
         at_least=0,
         grid=(1, 2, 3),
         help="p, number of last layers mixed; with 0 the global model is FedAvg's",
     )
-    weights_learning_rate: float = knob(
+    weights_learning_rate: float = hyperparameter(
         1.0,
         at_least=0,
         grid=(0.1, 1.0, 10.0),
         help="eta, learning rate of the weights; 0 keeps them at 1",
         former="rate",
     )
-    share: float = knob(
+    share: float = hyperparameter(
         0.8,
         above=0,
         at_most=1,
         grid=(0.05, 0.2, 0.4, 0.6, 0.8, 1.0),
         help="s, share of the examples used to learn W",
     )
-    first_passes: int = knob(
+    first_passes: int = hyperparameter(
         10, at_least=1, help="passes over that share in the first round with weights"
     )
-    predict: Literal["after", "before"] = knob(
+    predict: Literal["after", "before"] = hyperparameter(
         "after",
         help="predict with the model after local training, or with what the next one would start from (authors)",
         former="scored",

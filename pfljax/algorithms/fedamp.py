@@ -49,7 +49,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Objective, Personal, Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 SHOWN = 16  # number of heaviest clients that a run records for each client
 
@@ -71,20 +71,20 @@ class Server(NamedTuple):
 class FedAMP:
     """FedAMP (Huang et al., 2021): each client is pulled toward its own cloud model."""
 
-    attention: float = knob(
+    attention: float = hyperparameter(
         0.9,
         at_least=0,
         at_most=1,
         grid=(0.3, 0.6, 0.9),
         help="largest total weight of the other clients' models in a cloud model; 0: none",
     )
-    sigma: float = knob(
+    sigma: float = hyperparameter(
         0.3,
         above=0,
         grid=(0.1, 0.3, 1.0),
         help="squared distance, relative to the mean, at which attention falls to 1 / e",
     )
-    mu: float = knob(
+    mu: float = hyperparameter(
         0.1,
         at_least=0,
         grid=(0.01, 0.1, 1.0),
@@ -180,7 +180,7 @@ def centered(models: Params) -> Params:
     return jax.tree.map(lambda leaf: leaf - leaf.mean(axis=0), models)
 
 
-def attention(products: Array, knobs: FedAMP) -> Array:
+def attention(products: Array, hyperparameters: FedAMP) -> Array:
     """(K, K) xi, each row on the simplex, from the inner products (K, K) of the centered models."""
     num_clients = products.shape[0]
     is_other = 1 - jnp.eye(num_clients)
@@ -190,9 +190,9 @@ def attention(products: Array, knobs: FedAMP) -> Array:
     distance = square[:, None] + square[None, :] - 2 * products
     distance = jnp.maximum(distance, 0) * is_other
     mean_distance = distance.sum() / max(num_clients * (num_clients - 1), 1)
-    sigma = jnp.maximum(knobs.sigma * mean_distance, jnp.finfo(jnp.float32).tiny)
+    sigma = jnp.maximum(hyperparameters.sigma * mean_distance, jnp.finfo(jnp.float32).tiny)
 
     # a exp(-|w_k - w_j|^2 / sigma), a = attention / (K - 1)
-    a = knobs.attention / max(num_clients - 1, 1)
+    a = hyperparameters.attention / max(num_clients - 1, 1)
     weights = a * jnp.exp(-distance / sigma) * is_other
     return weights + jnp.diag(1 - weights.sum(axis=1))

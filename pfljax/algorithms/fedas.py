@@ -45,7 +45,7 @@ from pfljax.contract.types import (
 from pfljax.local.batches import masked, sum_over_examples
 from pfljax.local.problem import Problem
 from pfljax.local.solver import TrainState, joined
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 ALIGNMENT = 0xA5  # folded into a client's key for a round: the mini-batches of the alignment
 UNACCOUNTED = "class means that bodies are aligned with, and Fisher information, both without noise"
@@ -68,13 +68,13 @@ class Row(NamedTuple):
 class FedAS:
     """FedAS (Yang et al., 2024): bodies aligned with clients' features and weighted by Fisher information."""
 
-    alignment_epochs: int = knob(
+    alignment_epochs: int = hyperparameter(
         1,
         at_least=0,
         help="number of epochs in which a received body is aligned; 0: none",
         former="epochs",
     )
-    weights: Literal["fisher", "size"] = knob(
+    weights: Literal["fisher", "size"] = hyperparameter(
         "fisher",
         help="weight clients by Fisher information or by n_k, which without alignment is FedPer",
     )

@@ -48,7 +48,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 MOST_DRAWN = 16  # steps late without a clock, by default
 
@@ -58,42 +58,42 @@ MOST_DRAWN = 16  # steps late without a clock, by default
 class FedAsync:
     """FedAsync (Xie et al., 2019): an asynchronous server that mixes clients' models into its own."""
 
-    alpha: float = knob(
+    alpha: float = hyperparameter(
         0.6, above=0, at_most=1, grid=(0.3, 0.6, 0.9), help="weight of a model that is not late"
     )
-    discount: Literal["constant", "polynomial", "hinge"] = knob(
+    discount: Literal["constant", "polynomial", "hinge"] = hyperparameter(
         "polynomial",
         help="how the weight of a model falls with the number of steps that it is late",
     )
-    a: float = knob(
+    a: float = hyperparameter(
         0.5,
         at_least=0,
         read_with={"discount": ("polynomial", "hinge")},
         help="exponent of the polynomial, slope of the hinge",
     )
-    b: int = knob(
+    b: int = hyperparameter(
         4,
         at_least=0,
         read_with=("discount", "hinge"),
         help="steps late for which the hinge is 1",
     )
-    mu: float = knob(
+    mu: float = hyperparameter(
         0.005,
         at_least=0,
         grid=(0.0, 0.005, 0.05),
         help="rho, weight of the proximal term",
         former="rho",
     )
-    max_staleness: int | None = knob(
+    max_staleness: int | None = hyperparameter(
         None,
         at_least=0,
         at_most=10_000,
         help="most steps late. Default: any number with a clock, 16 without one",
     )
-    delays: Literal["half_normal", "uniform"] = knob(
+    delays: Literal["half_normal", "uniform"] = hyperparameter(
         "half_normal", help="how delays are drawn, up to max_staleness, without a clock"
     )
-    staleness: float = knob(
+    staleness: float = hyperparameter(
         2.0,
         at_least=0,
         help="mean of the half-normal before rounding and clipping; not with a clock",

@@ -37,7 +37,7 @@ from pfljax.contract.types import (
 from pfljax.exchange.views import Joined, each
 from pfljax.local.batches import sampled
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(
@@ -50,7 +50,7 @@ from pfljax.settings.method import knob, method
 class FedAvgData:
     """FedAvg with data sharing (Zhao et al., 2018): all clients also train on a few shared examples."""
 
-    share: float = knob(
+    share: float = hyperparameter(
         0.05,
         at_least=0,
         at_most=1,

@@ -26,7 +26,7 @@ from pfljax.contract.types import (
     Report,
 )
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(name="fedavg_plus", keeps="its tuned copy", travels="the global model, both ways")
@@ -34,7 +34,7 @@ from pfljax.settings.method import knob, method
 class FedAvgPlus:
     """FedAvg with local tuning (Jiang et al., 2019): every client fine-tunes the global model before it predicts."""
 
-    tune_epochs: int = knob(
+    tune_epochs: int = hyperparameter(
         1,
         at_least=0,
         grid=(1, 2, 5, 10),

@@ -32,7 +32,7 @@ from pfljax.contract.types import (
     Trained,
 )
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(keeps="its tuned copy", travels="the body, both ways")
@@ -40,10 +40,10 @@ from pfljax.settings.method import knob, method
 class FedBABU:
     """FedBABU (Oh et al., 2022): clients train the body together under a fixed head, then fine-tune both."""
 
-    tune_epochs: int = knob(
+    tune_epochs: int = hyperparameter(
         5, at_least=0, grid=(1, 5, 10), help="number of tuning epochs before evaluation"
     )
-    tuned: Literal["all", "head", "body"] = knob(
+    tuned: Literal["all", "head", "body"] = hyperparameter(
         "all", help="what each client tunes before evaluation"
     )
 

@@ -51,7 +51,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.problem import Problem
 from pfljax.local.solver import joined
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 MOST_DRAWN = 5  # steps late without a clock, by default
 
@@ -61,28 +61,30 @@ MOST_DRAWN = 5  # steps late without a clock, by default
 class FedBuff:
     """FedBuff (Nguyen et al., 2022): an asynchronous server that applies buffers of stale updates."""
 
-    max_staleness: int | None = knob(
+    max_staleness: int | None = hyperparameter(
         None,
         at_least=0,
         at_most=10_000,
         help="most steps late; 0 with server_learning_rate 1 is FedAvg. "
         "Default: any number with a clock, 5 without one",
     )
-    delays: Literal["half_normal", "uniform"] = knob(
+    delays: Literal["half_normal", "uniform"] = hyperparameter(
         "half_normal", help="how delays are drawn, up to max_staleness, without a clock"
     )
-    staleness: float = knob(
+    staleness: float = hyperparameter(
         2.0,
         at_least=0,
         help="mean of the half-normal before rounding and clipping; not with a clock",
     )
-    discount: float = knob(
+    discount: float = hyperparameter(
         0.5, at_least=0, help="an update s steps late counts (1 + s)^-discount; 0: no discount"
     )
-    server_learning_rate: float = knob(
+    server_learning_rate: float = hyperparameter(
         1.0, above=0, grid=(0.1, 0.3, 1.0), help="learning rate of the server", former="server_rate"
     )
-    mean: Literal["weighted", "uniform"] = knob("weighted", help="weight clients by n_k or equally")
+    mean: Literal["weighted", "uniform"] = hyperparameter(
+        "weighted", help="weight clients by n_k or equally"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         without_statistics = problem.solver.without_statistics

@@ -45,7 +45,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.problem import Problem
 from pfljax.local.solver import joined
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 SLACK = 1e-4  # of comparisons, so that ties do not depend on rounding
 
@@ -55,20 +55,20 @@ SLACK = 1e-4  # of comparisons, so that ties do not depend on rounding
 class FedCAC:
     """FedCAC (Wu et al., 2023): critical parameters are shared only with clients that have similar ones."""
 
-    tau: float = knob(
+    tau: float = hyperparameter(
         0.5,
         at_least=0,
         at_most=1,
         grid=(0.1, 0.3, 0.5, 0.7),
         help="share of critical parameters; 0: FedAvg's models",
     )
-    beta: float = knob(
+    beta: float = hyperparameter(
         0.34,
         above=0,
         grid=(0.2, 0.34, 1.0),
         help="share of the rounds after which critical parameters stay private",
     )
-    predict: Literal["trained", "received"] = knob(
+    predict: Literal["trained", "received"] = hyperparameter(
         "trained",
         help="predict with the model that the client has trained, or with the one that it receives "
         "next",

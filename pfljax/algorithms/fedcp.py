@@ -47,7 +47,7 @@ from pfljax.contract.types import (
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Pair, Personal, Problem
 from pfljax.local.solver import joined
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 POLICY = "policy"  # the branch beside the model's own
 NOISE = 0xCB  # folded into the key of a mini-batch
@@ -71,14 +71,16 @@ class Gumbel(NamedTuple):
 class FedCP:
     """FedCP (Zhang et al., 2023): a policy for each example splits its features between a global and an own head."""
 
-    alignment: float = knob(
+    alignment: float = hyperparameter(
         1.0,
         at_least=0,
         grid=(0.1, 1.0, 5.0),
         help="lambda, pull of features to the received ones",
         former="strength",
     )
-    noise: float = knob(1.0, at_least=0, help="factor of the Gumbel noise in the policy; 0: none")
+    noise: float = hyperparameter(
+        1.0, at_least=0, help="factor of the Gumbel noise in the policy; 0: none"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         classes.required(problem, "fedcp", places=False)

@@ -44,7 +44,7 @@ from pfljax.contract.types import (
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Pair, Personal, Problem
 from pfljax.local.solver import joined
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 class Consensus(NamedTuple):
@@ -64,14 +64,14 @@ class Consensus(NamedTuple):
 class FedDBE:
     """FedDBE (Zhang et al., 2023): FedAvg whose clients keep the bias of their features in a vector of their own."""
 
-    alignment: float = knob(
+    alignment: float = hyperparameter(
         50.0,
         at_least=0,
         grid=(1.0, 10.0, 50.0, 100.0),
         help="kappa, pull of mean features toward those of all clients",
         former="kappa",
     )
-    beta: float = knob(
+    beta: float = hyperparameter(
         1.0,
         above=0,
         at_most=1,

@@ -44,7 +44,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch, examples
 from pfljax.local.problem import Objective, Personal, Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 INSTANCES = (
     0xD9A  # folded into a client's key for a round: its examples that inputs are compared with
@@ -68,14 +68,14 @@ class Inputs(NamedTuple):
 class FedDPA:
     """FedDPA (Yang et al., 2024): a global and a personal adapter, mixed for each input."""
 
-    weight: float = knob(
+    weight: float = hyperparameter(
         0.5,
         at_least=0,
         at_most=1,
         grid=(0.3, 0.5, 0.8),
         help="largest weight of the personal adapter; 0 is FedIT",
     )
-    instances: int = knob(
+    instances: int = hyperparameter(
         5, at_least=1, help="number of a client's examples that an input is compared with"
     )
 

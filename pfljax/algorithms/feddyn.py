@@ -39,7 +39,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 class Server(NamedTuple):
@@ -59,13 +59,15 @@ class Server(NamedTuple):
 class FedDyn:
     """FedDyn (Acar et al., 2021): dynamic regularization makes local minimizers agree."""
 
-    alpha: float = knob(
+    alpha: float = hyperparameter(
         0.1,
         above=0,
         grid=(0.001, 0.01, 0.1, 0.3, 1.0),
         help="strength of the regularization; the server adds -h / alpha to the clients' mean",
     )
-    mean: Literal["weighted", "uniform"] = knob("weighted", help="weight clients by n_k or equally")
+    mean: Literal["weighted", "uniform"] = hyperparameter(
+        "weighted", help="weight clients by n_k or equally"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         solver = problem.solver

@@ -37,7 +37,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(keeps="its mixture weights", travels="M components, both ways")
@@ -45,10 +45,10 @@ from pfljax.settings.method import knob, method
 class FedEM:
     """FedEM (Marfoq et al., 2021): shared components, mixed with each client's own weights."""
 
-    components: int = knob(
+    components: int = hyperparameter(
         3, at_least=1, grid=(2, 3, 4, 5), groups=True, help="M, number of components; 1 is FedAvg"
     )
-    newcomer_steps: int = knob(
+    newcomer_steps: int = hyperparameter(
         1, at_least=1, help="number of E-steps a newcomer takes to find its mixture weights"
     )
 

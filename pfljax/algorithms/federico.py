@@ -71,7 +71,7 @@ from pfljax.local import lasting
 from pfljax.local.batches import Batch, masked, sum_over_examples
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0, 16.0)  # of the outputs of models that a client evaluates
 SHARE = 1 / 5  # of the bar; a model explains the client's examples if its loss is this much lower
@@ -104,50 +104,50 @@ class Row(NamedTuple):
 class FedeRiCo:
     """FedeRiCo, decentralized (Algorithm 1): each client weighs a few neighbors' models and sends gradients back."""
 
-    neighbors: int = knob(
+    neighbors: int = hyperparameter(
         3, at_least=0, help="M, number of other clients' models downloaded per round"
     )
-    epsilon: float = knob(
+    epsilon: float = hyperparameter(
         0.3,
         at_least=0,
         at_most=1,
         grid=(0.0, 0.1, 0.3, 0.5),
         help="probability of random neighbors",
     )
-    beta: float = knob(
+    beta: float = hyperparameter(
         0.6,
         above=0,
         at_most=1,
         grid=(0.2, 0.4, 0.6, 0.8, 1.0),
         help="weight of the newest loss in ema",
     )
-    rule: Literal["friends", "posterior"] = knob(
+    rule: Literal["friends", "posterior"] = hyperparameter(
         "friends",
         help="friends: equal weights for models that explain unseen examples; posterior: Algorithm 1, l. 15",
     )
-    effective_examples: float = knob(
+    effective_examples: float = hyperparameter(
         math.inf,
         above=0,
         infinite=True,
         read_with=("rule", "posterior"),
         help="number of examples (at most n_k) that the likelihood counts as after the first ceil((C-1)/M) rounds",
     )
-    faithful: bool = knob(
+    faithful: bool = hyperparameter(
         False, help="follow Algorithm 1: posterior; losses start at zero and all n_k examples count"
     )
-    tracking: Literal["ema", "accumulated"] = knob(
+    tracking: Literal["ema", "accumulated"] = hyperparameter(
         "ema",
         read_with={"rule": ("posterior",), "faithful": (True,)},
         help="track losses' moving average or their sum",
     )
-    update: Literal["gradient", "delta"] = knob(
+    update: Literal["gradient", "delta"] = hyperparameter(
         "gradient",
         help="what clients send back: a gradient per step, or the change after local epochs (delta)",
     )
-    candidates: int = knob(
+    candidates: int = hyperparameter(
         32, at_least=0, help="C, number of models whose losses a client tracks; 0: all K"
     )
-    collaborators: int = knob(
+    collaborators: int = hyperparameter(
         16, at_least=1, help="number of highest-weighted models that a client predicts with"
     )
 
@@ -294,7 +294,7 @@ class FedeRiCo:
         return Posterior(problem, self.effective_examples, first_pass)
 
     def _check(self, problem: Problem) -> None:
-        """Raises `ArgumentError` for knobs that do not fit the problem or each other."""
+        """Raises `ArgumentError` for hyperparameters that do not fit the problem or each other."""
         cohort_size = problem.cohort_size
         if self.update == "delta":
             marks = lasting.marks(problem.solver.optimizer, problem.model.network.shapes)

@@ -39,7 +39,7 @@ from pfljax.contract.types import (
     Trained,
 )
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(keeps="nothing", travels="the global model, both ways")
@@ -47,16 +47,18 @@ from pfljax.settings.method import knob, method
 class FedExP:
     """FedExP (Jhunjhunwala et al., 2023): FedAvg with larger server steps when clients' updates disagree."""
 
-    eps: float = knob(
+    eps: float = hyperparameter(
         0.001,
         above=0,
         grid=(0.001, 0.01, 0.1, 1.0),
         help="added to the squared norm of the mean update; much larger values give FedAvg",
     )
-    predict: Literal["mean", "last"] = knob(
+    predict: Literal["mean", "last"] = hyperparameter(
         "mean", help="predict with the mean of the last two models, or the last"
     )
-    mean: Literal["weighted", "uniform"] = knob("weighted", help="weight clients by n_k or equally")
+    mean: Literal["weighted", "uniform"] = hyperparameter(
+        "weighted", help="weight clients by n_k or equally"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         def train(context: ClientContext, models: Params, row: PyTree, data: ClientData) -> Trained:

@@ -49,7 +49,7 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import first_order
 from pfljax.contract.types import Algorithm, Array, Params, Split, Topology
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(
@@ -58,18 +58,18 @@ from pfljax.settings.method import knob, method
     validates=True,
 )
 @dataclasses.dataclass(frozen=True)
-class FedFomo(first_order.Knobs):
+class FedFomo(first_order.Hyperparameters):
     """FedFomo (Zhang et al., 2021): clients mix the individual models that do well on their validation data."""
 
-    norm: Literal["l2", "l1"] = knob(
+    norm: Literal["l2", "l1"] = hyperparameter(
         "l2", help="norm of the distance between models in the weights"
     )
-    clusters: int = knob(
+    clusters: int = hyperparameter(
         0,
         at_least=0,
         help="number of client clusters whose means, and the mean of these, are candidates too; 0: none",
     )
-    available: Literal["cohort", "uploaded"] = knob(
+    available: Literal["cohort", "uploaded"] = hyperparameter(
         "cohort",
         help="whose models are available with client sampling: the round's cohort's, or the last uploaders'",
     )

@@ -24,7 +24,7 @@ from pfljax.algorithms.common import first_order
 from pfljax.contract import tree
 from pfljax.contract.types import Algorithm, Array, Params, PyTree, Split, Topology
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(
@@ -34,10 +34,10 @@ from pfljax.settings.method import knob, method
     validates=True,
 )
 @dataclasses.dataclass(frozen=True)
-class FedFomoAverage(first_order.Knobs):
+class FedFomoAverage(first_order.Hyperparameters):
     """FedFomo on averages of models (Eq. 14): weighs each model by what the mean of all models loses without it."""
 
-    fallback: Literal["start", "mean"] = knob(
+    fallback: Literal["start", "mean"] = hyperparameter(
         "start",
         help="where a client continues from if no weight is positive: its previous start, or the mean",
     )

@@ -44,7 +44,7 @@ from pfljax.contract.types import (
     Upload,
 )
 from pfljax.local.problem import Personal, Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(keeps="its model", travels="the head down, mean features per class up")
@@ -52,8 +52,10 @@ from pfljax.settings.method import knob, method
 class FedGH:
     """FedGH (Yi et al., 2023): clients keep their bodies, and a server trains a head on their mean features."""
 
-    server_steps: int = knob(10, at_least=0, help="number of the server's steps per round")
-    predict: Literal["global", "own"] = knob(
+    server_steps: int = hyperparameter(
+        10, at_least=0, help="number of the server's steps per round"
+    )
+    predict: Literal["global", "own"] = hyperparameter(
         "global", help="predict with the global head, or with the head as the client has trained it"
     )
 

@@ -48,7 +48,7 @@ from pfljax.contract.types import (
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Pair, Personal, Problem
 from pfljax.local.solver import Slope, joined, slope
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 LEAST = 0.01  # of the divisor
 
@@ -103,20 +103,20 @@ class Losses(NamedTuple):
 class FedKD:
     """FedKD (Wu et al., 2022): a personal mentor and a shared, compressed mentee distill into each other."""
 
-    distillation: float = knob(
+    distillation: float = hyperparameter(
         1.0,
         at_least=0,
         help="factor of what mentor and mentee learn from each other; 0: Local beside FedAvg",
         former="strength",
     )
-    energy: float = knob(
+    energy: float = hyperparameter(
         0.95,
         above=0,
         at_most=1,
         grid=(0.9, 0.95),
         help="T in the first round, share of an update's energy; 1: all",
     )
-    last_energy: float = knob(
+    last_energy: float = hyperparameter(
         0.98,
         above=0,
         at_most=1,

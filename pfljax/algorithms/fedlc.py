@@ -30,7 +30,7 @@ from pfljax.contract.types import (
     Trained,
 )
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 LEAST_COUNT = 1e-8  # what a class without examples counts as
 
@@ -40,7 +40,7 @@ LEAST_COUNT = 1e-8  # what a class without examples counts as
 class FedLC:
     """FedLC (Zhang et al., 2022): FedAvg whose clients lower the logits of rare classes in their loss."""
 
-    tau: float = knob(
+    tau: float = hyperparameter(
         1.0, at_least=0, grid=(0.1, 0.5, 1.0, 2.0), help="factor of n_kc^(-1/4); 0 is FedAvg"
     )
 

@@ -44,7 +44,7 @@ from pfljax.local import lasting
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem, SlopeFunction
 from pfljax.local.solver import Slope
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 EPOCHS = 0xE90C  # folded into a client's key for a round to draw its number of epochs
 
@@ -54,20 +54,20 @@ EPOCHS = 0xE90C  # folded into a client's key for a round to draw its number of 
 class FedNova:
     """FedNova (Wang et al., 2020): normalized averaging, whatever number of local steps each client takes."""
 
-    mu: float = knob(
+    mu: float = hyperparameter(
         0.0,
         at_least=0,
         grid=(0.0, 0.001, 0.005, 0.01),
         help="weight of the proximal term; 0: none",
     )
-    max_epochs: int | None = knob(
+    max_epochs: int | None = hyperparameter(
         None,
         at_least=1,
         at_most=1_000_000,
         help="each client draws its number of epochs, at most this. Default: the solver's epochs",
         former="most_epochs",
     )
-    min_epochs: int = knob(
+    min_epochs: int = hyperparameter(
         2,
         at_least=1,
         help="smallest number of epochs drawn if max_epochs is given",

@@ -35,7 +35,7 @@ from pfljax.contract.types import (
     Trained,
 )
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 NEVER = (
     -1e9
@@ -47,14 +47,14 @@ NEVER = (
 class FedNTD:
     """FedNTD (Lee et al., 2022): FedAvg with distillation of the global model over the classes that are not true."""
 
-    distillation: float = knob(
+    distillation: float = hyperparameter(
         1.0,
         at_least=0,
         grid=(0.1, 0.3, 1.0, 3.0),
         help="beta, weight of the distillation; 0 is FedAvg",
         former="beta",
     )
-    temperature: float = knob(
+    temperature: float = hyperparameter(
         1.0,
         above=0,
         grid=(0.5, 1.0, 3.0),

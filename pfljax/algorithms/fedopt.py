@@ -24,7 +24,7 @@ from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Algorithm, Array, Params, PyTree
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 class Moments(NamedTuple):
@@ -44,7 +44,7 @@ class Moments(NamedTuple):
 class FedAvgM:
     """FedAvg with server momentum (Hsu et al., 2019): the server accumulates clients' updates."""
 
-    server_momentum: float = knob(
+    server_momentum: float = hyperparameter(
         0.9,
         at_least=0,
         below=1,
@@ -52,7 +52,7 @@ class FedAvgM:
         help="server momentum; 0 with server_learning_rate 1 is FedAvg",
         former="momentum",
     )
-    server_learning_rate: float = knob(
+    server_learning_rate: float = hyperparameter(
         1.0,
         above=0,
         help="server learning rate; 1 - momentum moves as far as FedAvg in the long run",
@@ -70,30 +70,30 @@ class FedAvgM:
 class FedAdam:
     """FedAdam, FedYogi, FedAdagrad (Reddi et al., 2021): an adaptive optimizer at the server."""
 
-    server_optimizer: Literal["adam", "yogi", "adagrad"] = knob(
+    server_optimizer: Literal["adam", "yogi", "adagrad"] = hyperparameter(
         "adam", help="server optimizer", former="optimizer"
     )
-    server_learning_rate: float = knob(
+    server_learning_rate: float = hyperparameter(
         0.01,
         above=0,
         grid=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
         help="server learning rate",
         former="rate",
     )
-    tau: float = knob(
+    tau: float = hyperparameter(
         0.001,
         above=0,
         grid=(1e-5, 1e-4, 0.001, 0.01, 0.1),
         help="added to the root of the second moment; smaller values adapt more",
     )
 
-    beta1: float | None = knob(
+    beta1: float | None = hyperparameter(
         None,
         at_least=0,
         below=1,
         help="decay of the first moment. Default: the paper's, 0 for adagrad, else 0.9",
     )
-    beta2: float | None = knob(
+    beta2: float | None = hyperparameter(
         None,
         at_least=0,
         below=1,

@@ -64,7 +64,7 @@ from pfljax.contract.types import (
 )
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 BY_CLASS = "per-class feature means, their variance and class counts, which are sent without noise"
 QP_STEPS = 200  # accelerated projected-gradient steps for the weights of heads
@@ -92,20 +92,20 @@ class Centroids(NamedTuple):
 class FedPAC:
     """FedPAC (Xu et al., 2023): aligned features, and a combination of heads for each client."""
 
-    alignment: float = knob(
+    alignment: float = hyperparameter(
         1.0,
         at_least=0,
         grid=(0.1, 1.0, 10.0),
         help="lambda, pull of features toward their class centroid; 0: none",
     )
-    heads: Literal["combined", "own"] = knob(
+    heads: Literal["combined", "own"] = hyperparameter(
         "combined",
         help="head that clients continue with; own with alignment 0 is FedRep with as many epochs",
     )
-    head_epochs: int = knob(
+    head_epochs: int = hyperparameter(
         1, at_least=1, help="number of epochs for the head, with the body fixed"
     )
-    body_epochs: int | None = knob(
+    body_epochs: int | None = hyperparameter(
         None,
         at_least=1,
         grid=(1, 5),

@@ -16,7 +16,7 @@ import dataclasses
 from pfljax.algorithms.common.layers import base_layers, sharing_layers
 from pfljax.contract.types import Algorithm, Report
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(keeps="its last layers", travels="the base layers, both ways")
@@ -24,7 +24,7 @@ from pfljax.settings.method import knob, method
 class FedPer:
     """FedPer (Arivazhagan et al., 2019): shared base layers, personal last layers."""
 
-    personal_layers: int = knob(
+    personal_layers: int = hyperparameter(
         1, at_least=0, grid=(1, 2), help="number of personal last layers; 0 is FedAvg"
     )
 

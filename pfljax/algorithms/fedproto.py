@@ -51,7 +51,7 @@ from pfljax.contract.types import (
     Upload,
 )
 from pfljax.local.problem import Personal, Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 UNKNOWN = (
     -1e9
@@ -75,17 +75,17 @@ class Prototypes(NamedTuple):
 class FedProto:
     """FedProto (Tan et al., 2022): clients keep their models and share only class prototypes (mean features)."""
 
-    alignment: float = knob(
+    alignment: float = hyperparameter(
         1.0,
         at_least=0,
         grid=(0.1, 1.0, 4.0),
         help="lambda, pull of features toward prototypes; 0 with head is Local",
         former="strength",
     )
-    predict: Literal["nearest", "head"] = knob(
+    predict: Literal["nearest", "head"] = hyperparameter(
         "nearest", help="predict by the nearest prototype, or by the model's own last layer"
     )
-    mean: Literal["weighted", "uniform"] = knob(
+    mean: Literal["weighted", "uniform"] = hyperparameter(
         "weighted",
         help="prototypes are means over examples, or over the clients that have the class (authors)",
     )

@@ -28,7 +28,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(keeps="nothing", travels="the global model, both ways")
@@ -36,7 +36,7 @@ from pfljax.settings.method import knob, method
 class FedProx:
     """FedProx (Li et al., 2020): a proximal term keeps clients near the global model."""
 
-    mu: float = knob(
+    mu: float = hyperparameter(
         0.1,
         at_least=0,
         grid=(0.001, 0.01, 0.1, 1.0),

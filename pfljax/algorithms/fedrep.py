@@ -20,7 +20,7 @@ from pfljax.algorithms.common.layers import Phase, base_layers, sharing_layers
 from pfljax.contract import tree
 from pfljax.contract.types import Algorithm, Params, PyTree, Report
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(keeps="its last layers", travels="the body, both ways")
@@ -28,19 +28,19 @@ from pfljax.settings.method import knob, method
 class FedRep:
     """FedRep (Collins et al., 2021): a shared body and personal heads, trained in turn."""
 
-    head_epochs: int = knob(
+    head_epochs: int = hyperparameter(
         10,
         at_least=1,
         grid=(1, 5, 10),
         help="number of epochs for the last layers, with the body fixed",
     )
-    body_epochs: int | None = knob(
+    body_epochs: int | None = hyperparameter(
         None,
         at_least=1,
         grid=(1, 5),
         help="number of epochs for the body. Default: as in local training",
     )
-    personal_layers: int = knob(
+    personal_layers: int = hyperparameter(
         1,
         at_least=0,
         grid=(1, 2),

@@ -43,7 +43,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Personal, Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(keeps="its personal head", travels="the global model, both ways")
@@ -51,7 +51,7 @@ from pfljax.settings.method import knob, method
 class FedRoD:
     """FedRoD (Chen and Chao, 2022): a balanced generic model plus personal heads' logits."""
 
-    balance: float = knob(
+    balance: float = hyperparameter(
         1.0,
         at_least=0,
         help="factor of log n_kc in the generic model's loss; with 0 the generic model is FedAvg's",

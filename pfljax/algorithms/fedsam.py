@@ -36,7 +36,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.problem import Problem, SlopeFunction
 from pfljax.local.solver import Slope
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 RADII = (0.01, 0.05, 0.1, 0.5)
 
@@ -46,7 +46,7 @@ RADII = (0.01, 0.05, 0.1, 0.5)
 class FedSAM:
     """FedSAM (Qu et al., 2022): FedAvg whose clients take sharpness-aware steps."""
 
-    rho: float = knob(
+    rho: float = hyperparameter(
         0.05, at_least=0, grid=RADII, help="radius of the ascent before each step; 0 is FedAvg"
     )
 
@@ -68,8 +68,10 @@ class FedSAM:
 class MoFedSAM:
     """MoFedSAM (Qu et al., 2022): FedSAM whose clients' steps also follow the last global update."""
 
-    rho: float = knob(0.05, at_least=0, grid=RADII, help="radius of the ascent before each step")
-    beta: float = knob(
+    rho: float = hyperparameter(
+        0.05, at_least=0, grid=RADII, help="radius of the ascent before each step"
+    )
+    beta: float = hyperparameter(
         0.1,
         at_least=0,
         at_most=1,

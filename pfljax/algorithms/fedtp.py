@@ -42,7 +42,7 @@ from pfljax.contract.types import (
     Trained,
 )
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 class Server(NamedTuple):
@@ -65,10 +65,10 @@ class Server(NamedTuple):
 class FedTP:
     """FedTP (Li et al., 2023): a hypernetwork generates each client's attention projections; the rest is averaged."""
 
-    server_learning_rate: float = knob(
+    server_learning_rate: float = hyperparameter(
         0.1, at_least=0, grid=(0.01, 0.03, 0.1), help="server learning rate", former="rate"
     )
-    server_momentum: float = knob(
+    server_momentum: float = hyperparameter(
         0.9,
         at_least=0,
         below=1,
@@ -76,24 +76,26 @@ class FedTP:
         help="momentum of the server's SGD",
         former="momentum",
     )
-    weight_decay: float = knob(0.001, at_least=0, help="weight decay of v and phi", former="decay")
-    hidden: int = knob(
+    weight_decay: float = hyperparameter(
+        0.001, at_least=0, help="weight decay of v and phi", former="decay"
+    )
+    hidden: int = hyperparameter(
         150, at_least=1, at_most=100_000, grid=(50, 150), help="width of the hidden layers"
     )
-    layers: int = knob(
+    layers: int = hyperparameter(
         3,
         at_least=0,
         at_most=100,
         grid=(1, 2, 3),
         help="number of hidden layers after the first",
     )
-    embedding: int = knob(
+    embedding: int = hyperparameter(
         128, at_least=1, at_most=100_000, grid=(32, 128), help="size of an embedding"
     )
-    spread: float = knob(
+    spread: float = hyperparameter(
         0.1, at_least=0, help="standard deviation between initial models, over that within one"
     )
-    personal: str = knob(
+    personal: str = hyperparameter(
         "(^|/)(query|key|value)/",
         help="regular expression that paths of what is generated contain",
     )

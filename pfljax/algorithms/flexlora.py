@@ -46,7 +46,7 @@ from pfljax.contract.types import (
     Upload,
 )
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(name="flexlora", keeps="nothing", travels="A and B cut to a client's rank, both ways")
@@ -54,7 +54,7 @@ from pfljax.settings.method import knob, method
 class FlexLoRA:
     """FlexLoRA (Bai et al., 2024): clients with adapters of different ranks."""
 
-    ranks: Sequence[int] = knob(
+    ranks: Sequence[int] = hyperparameter(
         (),
         empty=True,
         help="ranks that clients have in turn; none: the adapters' rank, and half of it",

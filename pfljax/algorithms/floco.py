@@ -53,7 +53,7 @@ from pfljax.contract.types import (
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 ALPHA = 0xF10  # folded into a mini-batch's key: a point of the simplex
 SCALES = 1000  # number of values of z
@@ -83,17 +83,17 @@ class Server(NamedTuple):
 class Floco:
     """Floco (Grinwald et al., 2024): a simplex of last layers; each client has a region of its own."""
 
-    endpoints: int = knob(
+    endpoints: int = hyperparameter(
         10, at_least=1, at_most=1000, grid=(3, 5, 10), help="M, number of endpoints; 1 is FedAvg"
     )
-    tau: float = knob(
+    tau: float = hyperparameter(
         0.5,
         above=0,
         at_most=1,
         grid=(0.25, 0.5, 0.75),
         help="share of the rounds before clients have regions; 1: none",
     )
-    rho: float = knob(
+    rho: float = hyperparameter(
         0.1, at_least=0, at_most=1, grid=(0.05, 0.1, 0.3), help="radius of a client's region"
     )
 

@@ -42,7 +42,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.problem import Problem
 from pfljax.local.solver import joined
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(keeps="its head", travels="the body, both ways")
@@ -50,25 +50,25 @@ from pfljax.settings.method import knob, method
 class FLUTE:
     """FLUTE (Liu et al., 2024): a shared body, and personal heads pulled toward a simplex of the client's classes."""
 
-    collapse: float = knob(
+    collapse: float = hyperparameter(
         0.25, at_least=0, grid=(0.0, 0.25, 1.0), help="l1, pull of heads to a simplex of classes"
     )
-    weight_decay: float = knob(
+    weight_decay: float = hyperparameter(
         0.0025, at_least=0, help="l2, weight of the head's squared norm", former="decay"
     )
-    features: float = knob(
+    features: float = hyperparameter(
         0.005, at_least=0, grid=(0.0, 0.005, 0.05), help="l3, weight of features' squared norm"
     )
-    server_learning_rate: float = knob(
+    server_learning_rate: float = hyperparameter(
         0.5,
         at_least=0,
         help="eta, rate of the server's step for the heads of S clients",
         former="server_rate",
     )
-    head_epochs: int = knob(
+    head_epochs: int = hyperparameter(
         10, at_least=1, grid=(1, 5, 10), help="number of epochs for the head, with the body fixed"
     )
-    joint_epochs: int | None = knob(
+    joint_epochs: int | None = hyperparameter(
         None,
         at_least=1,
         grid=(1, 5),

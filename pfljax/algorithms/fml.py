@@ -34,7 +34,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Personal, Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(keeps="its model", travels="the meme model, both ways")
@@ -42,14 +42,14 @@ from pfljax.settings.method import knob, method
 class FML:
     """FML (Shen et al., 2020): each client's own model and a shared one learn from each other."""
 
-    alpha: float = knob(
+    alpha: float = hyperparameter(
         0.5,
         at_least=0,
         at_most=1,
         grid=(0.1, 0.5, 0.9),
         help="weight of the labels in its own model's loss; 1: Local",
     )
-    beta: float = knob(
+    beta: float = hyperparameter(
         0.5,
         at_least=0,
         at_most=1,

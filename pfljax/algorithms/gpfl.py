@@ -44,7 +44,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Pair, Personal, Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 ADDED = "conditional"  # the branch of E and V beside the model's own
 
@@ -57,14 +57,14 @@ ADDED = "conditional"  # the branch of E and V beside the model's own
 class GPFL:
     """GPFL (Zhang et al., 2023): global and personalized features, steered by shared embeddings of the classes."""
 
-    alignment: float = knob(
+    alignment: float = hyperparameter(
         0.01,
         at_least=0,
         grid=(0.0001, 0.01),
         help="lambda, pull of features to their embedding",
         former="strength",
     )
-    weight_decay: float = knob(
+    weight_decay: float = hyperparameter(
         0.1,
         at_least=0,
         grid=(0.0, 0.1, 1.0),

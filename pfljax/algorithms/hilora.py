@@ -62,7 +62,7 @@ from pfljax.contract.types import (
 from pfljax.contract.vectors import orthonormal
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Objective, Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 ROOT, CLUSTER, LEAF = range(3)  # the stages of a run, and the tier that each trains
 
@@ -88,19 +88,19 @@ class Row(NamedTuple):
 class HiLoRA:
     """HiLoRA (Peng et al., 2026): adapters of all clients, of a cluster, and of a client."""
 
-    clusters: int = knob(
+    clusters: int = hyperparameter(
         4, at_least=2, grid=(2, 3, 4, 6), groups=True, help="largest number of clusters"
     )
-    root_rounds: int = knob(
+    root_rounds: int = hyperparameter(
         20, at_least=1, grid=(10, 20, 40), help="number of rounds that train the root's adapter"
     )
-    cluster_rounds: int = knob(
+    cluster_rounds: int = hyperparameter(
         20, at_least=0, grid=(10, 20, 40), help="number of rounds that train clusters' adapters"
     )
-    orthogonality: float = knob(
+    orthogonality: float = hyperparameter(
         0.1, at_least=0, grid=(0.01, 0.1, 1.0), help="strength of the penalty between tiers"
     )
-    basis_decay: float = knob(
+    basis_decay: float = hyperparameter(
         0.5,
         at_least=0,
         below=1,

@@ -53,7 +53,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 CLUSTERS_HELP = "C, number of models; 1 is FedAvg"
 REPORT = Report(scored="the model that fits each client's training data best")
@@ -64,14 +64,18 @@ REPORT = Report(scored="the model that fits each client's training data best")
 class IFCA:
     """IFCA (Ghosh et al., 2020): C models; each client trains the one that fits its data best."""
 
-    clusters: int = knob(3, at_least=1, grid=(2, 3, 4, 5), groups=True, help=CLUSTERS_HELP)
-    shared_layers: int = knob(0, at_least=0, help="number of first layers that all clusters share")
-    draws: int = knob(
+    clusters: int = hyperparameter(
+        3, at_least=1, grid=(2, 3, 4, 5), groups=True, help=CLUSTERS_HELP
+    )
+    shared_layers: int = hyperparameter(
+        0, at_least=0, help="number of first layers that all clusters share"
+    )
+    draws: int = hyperparameter(
         1,
         at_least=1,
         help="number of starts drawn; the one that spreads clients most evenly is kept",
     )
-    averaging: Literal["models", "gradients"] = knob(
+    averaging: Literal["models", "gradients"] = hyperparameter(
         "models", help="what the server averages: trained models, or gradients (Option I)"
     )
 
@@ -98,7 +102,9 @@ class IFCA:
 class HypCluster:
     """HypCluster (Mansour et al., 2020): C models; each client trains the one that fits its data best."""
 
-    clusters: int = knob(3, at_least=1, grid=(2, 3, 4, 5), groups=True, help=CLUSTERS_HELP)
+    clusters: int = hyperparameter(
+        3, at_least=1, grid=(2, 3, 4, 5), groups=True, help=CLUSTERS_HELP
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         return by_models(problem, num_clusters=self.clusters, num_shared=0, draws=1)

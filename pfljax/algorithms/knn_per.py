@@ -40,7 +40,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import of_examples, sum_over_examples
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 class Datastore(NamedTuple):
@@ -66,22 +66,22 @@ class Datastore(NamedTuple):
 class KNNPer:
     """kNN-Per (Marfoq et al., 2022): FedAvg's model, interpolated with each client's nearest neighbors."""
 
-    neighbors: int = knob(
+    neighbors: int = hyperparameter(
         10, at_least=1, grid=(5, 10, 20), help="k, neighbors among a client's own examples"
     )
-    scale: float = knob(
+    scale: float = hyperparameter(
         1.0,
         above=0,
         grid=(0.1, 1.0, 10.0),
         help="mean squared feature difference at which weight falls to 1 / e",
     )
-    mix: float = knob(
+    mix: float = hyperparameter(
         0.5,
         at_least=0,
         at_most=1,
         help="lambda, the neighbors' weight, unless chosen on a grid; 0 is then FedAvg",
     )
-    grid_steps: int = knob(
+    grid_steps: int = hyperparameter(
         10,
         at_least=0,
         at_most=10_000,

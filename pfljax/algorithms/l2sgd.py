@@ -34,7 +34,7 @@ from pfljax.contract.types import (
     Trained,
 )
 from pfljax.local.problem import Personal, Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(keeps="its model", travels="the mean down, its model up")
@@ -42,7 +42,7 @@ from pfljax.settings.method import knob, method
 class L2SGD:
     """L2SGD (Hanzely and Richtárik, 2020): every client has its own model, pulled toward the mean of all models."""
 
-    pull: float = knob(
+    pull: float = hyperparameter(
         0.5,
         at_least=0,
         at_most=1,

@@ -18,7 +18,7 @@ from pfljax.algorithms.common.layers import sharing_layers
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Algorithm, Params, PyTree, Report
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(name="lg_fedavg", keeps="its lower layers", travels="the upper layers, both ways")
@@ -26,7 +26,7 @@ from pfljax.settings.method import knob, method
 class LGFedAvg:
     """LG-FedAvg (Liang et al., 2020): local lower layers and shared upper layers."""
 
-    shared_layers: int = knob(
+    shared_layers: int = hyperparameter(
         0,
         at_least=0,
         grid=(1, 2),

@@ -52,7 +52,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Personal, Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 class Pull(NamedTuple):
@@ -84,14 +84,14 @@ class Server(NamedTuple):
 class MOCHA:
     """MOCHA (Smith et al., 2017): multi-task learning that also learns the relationship between tasks."""
 
-    mu: float = knob(
+    mu: float = hyperparameter(
         0.01,
         at_least=0,
         grid=(0.001, 0.003, 0.01, 0.03),
         help="lambda, weight of the regularization by Omega; 0 is Local",
         former="strength",
     )
-    ridge: float = knob(
+    ridge: float = hyperparameter(
         0.1,
         above=0,
         help="ridge / K is added to the diagonal of Omega, whose trace is 1, before it is inverted",

@@ -38,7 +38,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.problem import Problem
 from pfljax.local.solver import joined
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 EPSILON = 1e-16  # least norm of features, so that features of zero have a gradient
 
@@ -60,13 +60,13 @@ class Row(NamedTuple):
 class MOON:
     """MOON (Li et al., 2021): FedAvg with a contrastive loss that pulls features to the global model's."""
 
-    mu: float = knob(
+    mu: float = hyperparameter(
         1.0,
         at_least=0,
         grid=(0.1, 1.0, 5.0, 10.0),
         help="weight of the contrastive loss; 0 is FedAvg",
     )
-    temperature: float = knob(
+    temperature: float = hyperparameter(
         0.5,
         above=0,
         grid=(0.1, 0.5, 1.0),

@@ -21,7 +21,7 @@ from pfljax.algorithms.common.layers import Phase, named, sharing_layers
 from pfljax.contract import tree
 from pfljax.contract.types import Algorithm, Params, PyTree, Report
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 PERSONAL = "regular expression that paths of personal parameters contain, such as prompt; '': the last layer's"
 
@@ -31,7 +31,7 @@ PERSONAL = "regular expression that paths of personal parameters contain, such a
 class FedSim:
     """FedSim (Pillutla et al., 2022): trains shared and personal parameters together."""
 
-    personal: str = knob("", help=PERSONAL)
+    personal: str = hyperparameter("", help=PERSONAL)
 
     def build(self, problem: Problem) -> Algorithm:
         return partial(problem, self.personal)
@@ -42,8 +42,8 @@ class FedSim:
 class FedAlt:
     """FedAlt (Pillutla et al., 2022): trains personal parameters, then shared ones."""
 
-    personal: str = knob("", help=PERSONAL)
-    personal_epochs: int = knob(
+    personal: str = hyperparameter("", help=PERSONAL)
+    personal_epochs: int = hyperparameter(
         1,
         at_least=1,
         grid=(1, 5),

@@ -57,7 +57,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import masked, sum_over_examples
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 PROBES = 100  # number of random inputs
 
@@ -84,34 +84,34 @@ class Server(NamedTuple):
 class PeFLL:
     """PeFLL (Scott et al., 2024): a network describes a client, and a hypernetwork makes its model of that."""
 
-    server_learning_rate: float = knob(
+    server_learning_rate: float = hyperparameter(
         0.001,
         at_least=0,
         grid=(0.0003, 0.001, 0.003),
         help="the server's learning rate",
         former="rate",
     )
-    clip: float = knob(
+    clip: float = hyperparameter(
         50.0, above=0, infinite=True, help="largest norm of the server's gradient; inf: any"
     )
-    hidden: int = knob(
+    hidden: int = hyperparameter(
         100,
         at_least=1,
         at_most=100_000,
         grid=(50, 100),
         help="width of both networks' hidden layers",
     )
-    layers: int = knob(
+    layers: int = hyperparameter(
         3,
         at_least=0,
         at_most=100,
         grid=(1, 2, 3),
         help="number of h's hidden layers after the first",
     )
-    embedding: int = knob(
+    embedding: int = hyperparameter(
         0, at_least=0, at_most=100_000, help="size of a descriptor; 0: 1 + K / 4, at least 8"
     )
-    spread: float = knob(
+    spread: float = hyperparameter(
         0.1, at_least=0, help="standard deviation between initial models, over that within one"
     )
 

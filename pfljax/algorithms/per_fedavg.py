@@ -39,7 +39,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.problem import Problem, SlopeFunction
 from pfljax.local.solver import Slope, joined
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(
@@ -51,19 +51,19 @@ from pfljax.settings.method import knob, method
 class PerFedAvg:
     """Per-FedAvg (Fallah et al., 2020): a global model that one gradient step turns into a good personal model."""
 
-    personal_learning_rate: float = knob(
+    personal_learning_rate: float = hyperparameter(
         0.03,
         at_least=0,
         grid=(0.003, 0.01, 0.03, 0.1),
         help="alpha, learning rate of the personalizing step; 0 is FedAvg",
         former="alpha",
     )
-    form: Literal["first_order", "hessian_free"] = knob(
+    form: Literal["first_order", "hessian_free"] = hyperparameter(
         "first_order",
         help="meta-gradient without second derivatives, or approximating them by gradient differences",
     )
-    delta: float = knob(0.001, above=0, help="step size of these differences")
-    adapt_steps: int = knob(
+    delta: float = hyperparameter(0.001, above=0, help="step size of these differences")
+    adapt_steps: int = hyperparameter(
         1, at_least=0, help="number of steps at this rate before a client predicts"
     )
 

@@ -48,7 +48,7 @@ from pfljax.contract.types import (
 from pfljax.local.batches import Batch, sampled
 from pfljax.local.problem import Objective, Personal, Problem
 from pfljax.local.solver import joined
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 class Unlabeled(NamedTuple):
@@ -72,14 +72,14 @@ class Unlabeled(NamedTuple):
 class PerAda:
     """PerAda (Xie et al., 2024): personal adapters near a global one, which a server distills from all clients'."""
 
-    mu: float = knob(
+    mu: float = hyperparameter(
         1.0,
         at_least=0,
         grid=(0.01, 0.1, 1.0),
         help="lambda, pull to the global adapters; 0: Local",
         former="strength",
     )
-    share: float = knob(
+    share: float = hyperparameter(
         0.05,
         at_least=0,
         at_most=1,
@@ -87,14 +87,14 @@ class PerAda:
         grid=(0.025, 0.05, 0.1),
         help="share of all inputs that the server has; 0: Ditto",
     )
-    server_steps: int = knob(
+    server_steps: int = hyperparameter(
         20,
         at_least=1,
         grid=(20, 100),
         help="number of the server's steps per round",
         former="steps",
     )
-    server_learning_rate: float = knob(
+    server_learning_rate: float = hyperparameter(
         0.001, at_least=0, grid=(0.001, 0.01), help="the server's learning rate", former="rate"
     )
 

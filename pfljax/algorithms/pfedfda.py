@@ -55,7 +55,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import of_examples
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 EPSILON = 1e-4  # e, the share of the identity in S, and what is added to shares of classes
 NUM_VALUES = 11  # of a and of b
@@ -107,16 +107,16 @@ class Shared(NamedTuple):
 class PFedFDA:
     """pFedFDA (McLaughlin and Su, 2024): clients adapt global Gaussians of features, of which a head is computed."""
 
-    beta: float | None = knob(
+    beta: float | None = hyperparameter(
         None,
         at_least=0,
         at_most=1,
         help="a and b, weights of the client's own Gaussians. Default: cross-validated",
     )
-    coefficients: Literal["two", "one"] = knob(
+    coefficients: Literal["two", "one"] = hyperparameter(
         "two", help="a and b apart, or one for means and covariance"
     )
-    ridge: float = knob(
+    ridge: float = hyperparameter(
         1.0,
         above=0,
         grid=(0.01, 0.1, 1.0),

@@ -46,7 +46,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Objective, Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 class Server(NamedTuple):
@@ -66,10 +66,10 @@ class Server(NamedTuple):
 class PFedGraph:
     """pFedGraph (Ye et al., 2023): a mixture of models for each client, by an inferred collaboration graph."""
 
-    alpha: float = knob(
+    alpha: float = hyperparameter(
         0.8, above=0, grid=(0.2, 0.8, 3.2), help="pull of the graph toward n_k / n; near 0: Local"
     )
-    mu: float = knob(
+    mu: float = hyperparameter(
         0.01,
         at_least=0,
         grid=(0.01, 0.1, 1.0),

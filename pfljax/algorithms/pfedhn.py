@@ -54,7 +54,7 @@ from pfljax.contract.types import (
     Upload,
 )
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(keeps="nothing", travels="its generated model down, its update up")
@@ -62,17 +62,17 @@ from pfljax.settings.method import knob, method
 class PFedHN:
     """pFedHN (Shamsian et al., 2021): a hypernetwork at the server generates every client's model."""
 
-    server_learning_rate: float = knob(
+    server_learning_rate: float = hyperparameter(
         0.01,
         at_least=0,
         grid=(0.001, 0.003, 0.01, 0.03),
         help="server learning rate",
         former="rate",
     )
-    server_optimizer: Literal["sgd", "adam"] = knob(
+    server_optimizer: Literal["sgd", "adam"] = hyperparameter(
         "sgd", help="server optimizer", former="optimizer"
     )
-    server_momentum: float = knob(
+    server_momentum: float = hyperparameter(
         0.9,
         at_least=0,
         below=1,
@@ -80,31 +80,31 @@ class PFedHN:
         help="momentum of the server's SGD",
         former="momentum",
     )
-    clip: float = knob(
+    clip: float = hyperparameter(
         50.0, above=0, infinite=True, help="largest norm of the server's gradient; inf: any"
     )
-    initialization: Literal["torch", "he"] | None = knob(
+    initialization: Literal["torch", "he"] | None = hyperparameter(
         None,
         help="initialization of the trunk, PyTorch's or He's. Default: torch with one client per round, "
         "otherwise he",
     )
-    hidden: int = knob(
+    hidden: int = hyperparameter(
         100, at_least=1, at_most=100_000, grid=(50, 100), help="H, width of the hidden layers"
     )
-    layers: int = knob(
+    layers: int = hyperparameter(
         3,
         at_least=0,
         at_most=100,
         grid=(1, 2, 3),
         help="number of hidden layers after the first",
     )
-    embedding: int = knob(
+    embedding: int = hyperparameter(
         0,
         at_least=0,
         at_most=100_000,
         help="size of an embedding; 0: 1 + K / 4, rounded down",
     )
-    spread: float = knob(
+    spread: float = hyperparameter(
         0.1, at_least=0, help="standard deviation between initial models, over that within one"
     )
 

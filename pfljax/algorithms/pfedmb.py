@@ -61,7 +61,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.problem import Problem
 from pfljax.local.solver import TrainState
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 # Folded into a client's key for a round: the mini-batches of l. 19, other ones than those of l. 20.
 ALPHA_BATCHES = 1
@@ -72,27 +72,27 @@ ALPHA_BATCHES = 1
 class PFedMB:
     """pFedMB (Mori et al., 2022): every layer is a mixture of B shared branches, by own weights."""
 
-    branches: int = knob(
+    branches: int = hyperparameter(
         5,
         at_least=1,
         at_most=1000,
         grid=(2, 3, 5, 10),
         help="B, number of branches; 1 is FedAvg",
     )
-    alpha_learning_rate: float = knob(
+    alpha_learning_rate: float = hyperparameter(
         0.1,
         above=0,
         grid=(0.03, 0.1, 0.3, 1.0),
         help="eta_alpha, learning rate of alpha",
         former="alpha_rate",
     )
-    simplex: Literal["projection", "softmax"] = knob(
+    simplex: Literal["projection", "softmax"] = hyperparameter(
         "projection", help="how alpha stays on the simplex"
     )
-    averaging: Literal["alpha", "plain"] = knob(
+    averaging: Literal["alpha", "plain"] = hyperparameter(
         "alpha", help="average branches with alpha (Eq. 5) or without (Eq. 6)"
     )
-    per_layer: bool = knob(
+    per_layer: bool = hyperparameter(
         True, help="one vector alpha per layer; no: one for all layers, as in Section 5.2"
     )
 

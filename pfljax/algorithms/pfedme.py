@@ -37,7 +37,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.problem import Problem, SlopeFunction
 from pfljax.local.solver import Slope, joined
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 @method(keeps="its model", travels="the global model, both ways")
@@ -45,24 +45,24 @@ from pfljax.settings.method import knob, method
 class PFedMe:
     """pFedMe (Dinh et al., 2020): personal models near a global model, by Moreau envelopes."""
 
-    mu: float = knob(
+    mu: float = hyperparameter(
         15.0,
         above=0,
         grid=(5.0, 10.0, 15.0, 20.0, 30.0),
         help="lambda, pull of the personal model toward the global one",
         former="strength",
     )
-    personal_steps: int = knob(
+    personal_steps: int = hyperparameter(
         5,
         at_least=1,
         grid=(3, 5, 7),
         help="number of personal-model steps per mini-batch",
         former="steps",
     )
-    personal_learning_rate: float = knob(
+    personal_learning_rate: float = hyperparameter(
         0.1, above=0, grid=(0.01, 0.03, 0.1), help="learning rate of these steps", former="rate"
     )
-    beta: float = knob(
+    beta: float = hyperparameter(
         1.0, above=0, grid=(1.0, 2.0, 4.0), help="weight of the new mean in the global model"
     )
 

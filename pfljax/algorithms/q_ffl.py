@@ -6,8 +6,8 @@ Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning" (I
     w <- w - sum_k F_k^q L d_k / sum_k (q F_k^(q-1) |L d_k|^2 + L F_k^q).
 
 Departures from the paper: Clients are drawn uniformly, not in proportion to n_k, and weighted equally. L is 1 / eta, as
-in the paper, unless the knob sets it: Adam's steps have no such scale. If a schedule lowers eta, L stays the same.
-Batch statistics do not count in the norm; they are averaged with the weights F_k^q.
+in the paper, unless the hyperparameter sets it: Adam's steps have no such scale. If a schedule lowers eta, L stays
+the same. Batch statistics do not count in the norm; they are averaged with the weights F_k^q.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 LEAST = 1e-10  # smallest loss, so that its powers stay finite
 
@@ -42,13 +42,13 @@ LEAST = 1e-10  # smallest loss, so that its powers stay finite
 class QFFL:
     """q-FFL (Li et al., 2020): clients with larger losses get larger weights."""
 
-    q: float = knob(
+    q: float = hyperparameter(
         1.0,
         at_least=0,
         grid=(0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0),
         help="exponent of the loss in a client's weight; 0 weights all clients equally",
     )
-    lipschitz: float | None = knob(
+    lipschitz: float | None = hyperparameter(
         None,
         above=0,
         help="L, scale of the clients' updates. Default: 1 / learning rate, as in the paper",

@@ -36,7 +36,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.problem import Problem, SlopeFunction
 from pfljax.local.solver import Slope
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 
 class Server(NamedTuple):
@@ -59,18 +59,20 @@ class Server(NamedTuple):
 class Scaffold:
     """SCAFFOLD (Karimireddy et al., 2020): local steps corrected by control variates."""
 
-    correction: float = knob(
+    correction: float = hyperparameter(
         1.0, at_least=0, help="factor of the correction c - c_k in each step; 0 is FedAvg"
     )
-    server_learning_rate: float = knob(
+    server_learning_rate: float = hyperparameter(
         1.0, above=0, help="eta_g, learning rate of the server", former="rate"
     )
-    option: Literal["I", "II"] = knob(
+    option: Literal["I", "II"] = hyperparameter(
         "II",
         help="c_k+: the gradient at x over all of a client's examples (I), or its steps' mean "
         "gradient (II)",
     )
-    mean: Literal["weighted", "uniform"] = knob("weighted", help="weight clients by n_k or equally")
+    mean: Literal["weighted", "uniform"] = hyperparameter(
+        "weighted", help="weight clients by n_k or equally"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         def first_row(key: Key, client: Array) -> Params:

@@ -36,7 +36,7 @@ from pfljax.evaluation.statistics import Trial, check_reference
 from pfljax.folder import files, former, planned
 from pfljax.local.training import LocalTraining
 from pfljax.report import terms
-from pfljax.settings.fields import Seed, Seeds, checked, in_their_case, knob
+from pfljax.settings.fields import Seed, Seeds, checked, hyperparameter, in_their_case
 from pfljax.settings.method import METHODS
 from pfljax.training import tracking
 from pfljax.training.loop import Rounds, Schedule
@@ -46,16 +46,17 @@ SEEDS = (0, 1, 2)
 ALL = "all"
 Methods = Annotated[
     Sequence[Any] | Literal["all"],
-    knob(empty=False, accepted="a list of methods with their knobs, or all"),
+    hyperparameter(empty=False, accepted="a list of methods with their hyperparameters, or all"),
 ]
 Unseen = Annotated[
     Federation | float | None,
-    knob(above=0, below=1, accepted="a share of the clients, or a Federation of others"),
+    hyperparameter(above=0, below=1, accepted="a share of the clients, or a Federation of others"),
 ]
-Knobs = Annotated[
+Hyperparameters = Annotated[
     Mapping[str, Mapping[str, Sequence[Any]]] | bool,
-    knob(
-        accepted="True, for the knobs that each method's paper tunes, or values by title and knob"
+    hyperparameter(
+        accepted="True, for the hyperparameters that each method's paper tunes, or values by title and hyperparameter",
+        former="tune_knobs",  # former name
     ),
 ]
 Config = Callable[[str, Trial, Mapping[str, Any]], dict]
@@ -71,10 +72,10 @@ class Entry:
 
     Attributes:
         title: Its title, which is also the name of its folder.
-        method: The method with its knobs.
+        method: The method with its hyperparameters.
         local: Local training.
         rates: Learning rates to choose from; a single one is taken as it is.
-        knobs: Values to choose from, by knob.
+        hyperparameters: Values to choose from, by hyperparameter.
         tuning: What `tune` returned for it; None: it was not tuned before.
     """
 
@@ -82,13 +83,13 @@ class Entry:
     method: Any
     local: LocalTraining
     rates: Sequence[float] = ()
-    knobs: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    hyperparameters: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
     tuning: Tuning | None = None
 
     @property
     def searches(self) -> bool:
-        """Whether rate and knobs are to be chosen."""
-        return len(self.rates) > 1 or bool(self.knobs)
+        """Whether rate and hyperparameters are to be chosen."""
+        return len(self.rates) > 1 or bool(self.hyperparameters)
 
     @property
     def first_point(self) -> Point:
@@ -97,7 +98,7 @@ class Entry:
 
     def score_files(self, folder: Path) -> list[Path]:
         """The files of its search's scores."""
-        return tuning.score_files(folder, list(self.knobs)[1:])
+        return tuning.score_files(folder, list(self.hyperparameters)[1:])
 
 
 class Trained(NamedTuple):
@@ -131,7 +132,7 @@ class Comparison:
     Attributes:
         entries: The methods by title.
         trials: Seeds and splits of the cells.
-        tuning_trials: Those that rates and knobs are chosen on.
+        tuning_trials: Those that rates and hyperparameters are chosen on.
         run_of: (entry, point, trial, whether it is for tuning) -> run.
         study: How cells are trained.
         out: The folder; None: none.
@@ -182,14 +183,14 @@ class Comparison:
 
     def _check_search(self, entry: Entry) -> None:
         """Finds mistakes in the values that a method's search tries, and a file with other scores."""
-        for name, values in entry.knobs.items():
+        for name, values in entry.hyperparameters.items():
             for value in values:
                 self.run_of(entry, entry.first_point.at(name, value), self.tuning_trials[0], True)
         folder = self._folder(entry.title)
         if folder is None or self.study.rerun != "never":
             return
-        names = list(entry.knobs)[:1]
-        points = tuning.grid(entry.rates, {name: entry.knobs[name] for name in names})
+        names = list(entry.hyperparameters)[:1]
+        points = tuning.grid(entry.rates, {name: entry.hyperparameters[name] for name in names})
         runs = [self.run_of(entry, points[0], trial, True) for trial in self.tuning_trials]
         about = tuning.described(points, self.tuning_trials, runs, self.study.rounds, self.widen)
         tuning.check_scores(entry.score_files(folder)[0], about)
@@ -244,7 +245,7 @@ class Comparison:
         return None if folder is None or num == 1 else folder / f"failed-{number + 1}-of-{num}.json"
 
     def _train_method(self, entry: Entry, wait: bool) -> Trained:
-        """Chooses a method's rate and knobs, and trains its cells; without `wait`, only those that are free."""
+        """Chooses a method's rate and hyperparameters, and trains its cells; without `wait`, only free ones."""
         num = len(self.trials)
         unknown = Trained([None] * num)
         first = list(self.entries).index(entry.title) * num
@@ -290,14 +291,14 @@ class Comparison:
         return Trained([cells[number] for number in range(num)], entries)
 
     def _search(self, entry: Entry, folder: Path | None) -> Tuning:
-        """Searches for a method's best rate and knobs."""
+        """Searches for a method's best rate and hyperparameters."""
 
         def make(point: Point, trial: Trial) -> Run:
             return self.run_of(entry, point, trial, True)
 
         return tuning.search_in_turn(
             entry.rates,
-            entry.knobs,
+            entry.hyperparameters,
             self.tuning_trials,
             make,
             self.study.rounds,
@@ -327,7 +328,8 @@ def tuned_entries(point: Point) -> dict[str, Any]:
 
 
 def titled(methods: Sequence[Any]) -> dict[str, Any]:
-    """Returns the methods, or their tunings, by title: the registered name, plus the changed knobs if it occurs twice.
+    """Returns the methods, or their tunings, by title: the registered name, plus the changed hyperparameters if it
+    occurs twice.
 
     Raises:
         ArgumentError: if two methods have the same title.
@@ -345,14 +347,14 @@ def titled(methods: Sequence[Any]) -> dict[str, Any]:
         method = method_of(each)
         name = title or method.info.name
         if title is None and names.count(name) > 1:
-            knobs = [
+            hyperparameters = [
                 field
                 for field in dataclasses.fields(method)
                 if getattr(method, field.name) != field.default
             ]
             name += (
-                f"({', '.join(f'{field.name}={getattr(method, field.name)}' for field in knobs)})"
-                * bool(knobs)
+                f"({', '.join(f'{field.name}={getattr(method, field.name)}' for field in hyperparameters)})"
+                * bool(hyperparameters)
             )
         files.check_name("methods", name, FILES)
         if name in found:
@@ -380,14 +382,17 @@ def entries_of(
     local: LocalTraining,
     learning_rates: Mapping[str, float],
     tune: Sequence[float],
-    tune_knobs: Mapping[str, Mapping[str, Sequence[Any]]] | bool,
+    tune_hyperparameters: Mapping[str, Mapping[str, Sequence[Any]]] | bool,
     tell_groups: bool,
 ) -> dict[str, Entry]:
     """Returns the entries of methods, or of what `tune` returned for them, by title."""
     if tune and local.learning_rate is None:
         text = "accepted if `optimizer` is a function of the learning rate, such as optax.sgd without (...)"
         raise ArgumentError("tune", text)
-    for argument, by_title in (("learning_rates", learning_rates), ("tune_knobs", tune_knobs)):
+    for argument, by_title in (
+        ("learning_rates", learning_rates),
+        ("tune_hyperparameters", tune_hyperparameters),
+    ):
         if isinstance(by_title, Mapping) and (
             strange := [title for title in by_title if title not in methods]
         ):
@@ -404,21 +409,22 @@ def entries_of(
         own = local
         if title in learning_rates:
             own = dataclasses.replace(local, learning_rate=learning_rates[title])
-        knobs: Mapping[str, Sequence[Any]] = {}
-        if isinstance(tune_knobs, Mapping):
-            knobs = tuning.knobs_to_try(
-                each, tune_knobs.get(title, {}), True, tell_groups, "tune_knobs"
+        hyperparameters: Mapping[str, Sequence[Any]] = {}
+        if isinstance(tune_hyperparameters, Mapping):
+            hyperparameters = tuning.hyperparameters_to_try(
+                each, tune_hyperparameters.get(title, {}), True, tell_groups, "tune_hyperparameters"
             )
-        elif tune_knobs:
-            knobs = tuning.papers_knobs(each, tell_groups)
-        found[title] = Entry(title, each, own, list(tune), knobs)
+        elif tune_hyperparameters:
+            hyperparameters = tuning.papers_hyperparameters(each, tell_groups)
+        found[title] = Entry(title, each, own, list(tune), hyperparameters)
     return found
 
 
 def kept_validation(
     entries: Mapping[str, Entry], clients: Sequence[SplitData], stop: Any, keep: bool
 ) -> bool:
-    """Whether training in the table goes without validation examples although rates or knobs are tuned on them.
+    """Whether training in the table goes without validation examples although rates or hyperparameters are tuned on
+    them.
 
     It does if the user wants it, if a method or a stop rule reads them, and if they are other clients' examples.
     """
@@ -500,14 +506,14 @@ def compare(
     seeds: Seeds = SEEDS,
     splits: Seeds | None = None,
     learning_rates: Mapping[str, float] | None = None,
-    tune: Annotated[Sequence[float], knob(above=0, distinct=True, empty=True)] = (),
-    tune_knobs: Knobs = False,
-    tune_seeds: Annotated[Sequence[Seed], knob(distinct=True, empty=True)] = (),
-    tune_widen: Annotated[int, knob(at_least=0, at_most=100)] = tuning.WIDEN,
+    tune: Annotated[Sequence[float], hyperparameter(above=0, distinct=True, empty=True)] = (),
+    tune_hyperparameters: Hyperparameters = False,
+    tune_seeds: Annotated[Sequence[Seed], hyperparameter(distinct=True, empty=True)] = (),
+    tune_widen: Annotated[int, hyperparameter(at_least=0, at_most=100)] = tuning.WIDEN,
     keep_validation: bool = False,
     unseen: Unseen = None,
     reference: str | None = None,
-    target: Annotated[float | None, knob()] = None,
+    target: Annotated[float | None, hyperparameter()] = None,
     out: Folder | None = None,
     leave_out: bool = False,
     replicate: Replicate = "auto",
@@ -525,8 +531,9 @@ def compare(
     A method that fails, such as by a loss that is not finite, has a row that says why. The other rows are complete.
 
     Args:
-        methods: Methods with their knobs, or what `tune` returned for them; or (title, method) pairs. "all": all
-            methods with their default knobs, but those that are not for such data; see `leave_out`.
+        methods: Methods with their hyperparameters, or what `tune` returned for them; or (title, method) pairs.
+            "all": all methods with their default hyperparameters, but those that are not for such data; see
+            `leave_out`.
         clients: The clients; or a function split -> clients, or -> (clients, unseen clients), which divides the data
             anew for each split.
         model: See `Run`.
@@ -539,8 +546,9 @@ def compare(
             replace them.
         tune: Learning rates to choose from, for each method, by its score on the validation examples of the table's
             own splits, with seeds of their own. A single one is taken as it is.
-        tune_knobs: Whether to choose knobs, too: the first one together with the rate, each further one at the best
-            values so far. True: of each method, the knobs that its paper tunes and that have their default values.
+        tune_hyperparameters: Whether to choose hyperparameters, too: the first one together with the rate, each
+            further one at the best values so far. True: of each method, the hyperparameters that its paper tunes and
+            that have their default values.
         tune_seeds: Seeds to tune with, none of `seeds`; by default as many as `seeds`, at most three, from 1000 on.
         tune_widen: See `widen` of `tune`.
         keep_validation: Whether training goes without the validation examples after tuning. By default, it gets them
@@ -582,7 +590,7 @@ def compare(
         splits=splits,
         learning_rates=learning_rates,
         tune=tune,
-        tune_knobs=tune_knobs,
+        tune_hyperparameters=tune_hyperparameters,
         tune_seeds=tune_seeds,
         tune_widen=tune_widen,
         keep_validation=keep_validation,
@@ -649,7 +657,7 @@ def arranged(
     splits: Sequence[int] | None = None,
     learning_rates: Mapping[str, float] | None = None,
     tune: Sequence[float] = (),
-    tune_knobs: Mapping[str, Mapping[str, Sequence[Any]]] | bool = False,
+    tune_hyperparameters: Mapping[str, Mapping[str, Sequence[Any]]] | bool = False,
     tune_seeds: Sequence[int] = (),
     tune_widen: int = tuning.WIDEN,
     keep_validation: bool = False,
@@ -665,7 +673,12 @@ def arranged(
     found = {name: kind() for name, kind in METHODS.items()} if methods == ALL else titled(methods)
     tell_groups = options.get("tell_groups", False)
     entries = entries_of(
-        found, local or LocalTraining(), learning_rates or {}, tune, tune_knobs, tell_groups
+        found,
+        local or LocalTraining(),
+        learning_rates or {},
+        tune,
+        tune_hyperparameters,
+        tell_groups,
     )
 
     # Each seed has a split of its own, unless splits are given or all have the same clients.
@@ -675,7 +688,7 @@ def arranged(
     own_splits = None if one_split else list(seeds)
     tuning_trials = tuning.trials_on(tuning_seeds(list(seeds), tune_seeds), splits, own_splits)
 
-    # Rates and knobs are chosen on validation examples, which training in the table then has back.
+    # Rates and hyperparameters are chosen on validation examples, which training in the table then has back.
     searches = any(entry.searches for entry in entries.values())
     is_tuned = searches or any(entry.tuning for entry in entries.values())
     data_of = data_of_trials(clients, [*trials, *(tuning_trials if searches else [])], unseen)
@@ -764,10 +777,12 @@ def fitting(titles: Sequence[str], make: Callable[[str], Run], say: Say) -> list
         try:
             make(title)
         except ArgumentError as error:
-            if error.argument != "method" and not error.owner:  # the owner of a knob is a method
+            if (
+                error.argument != "method" and not error.owner
+            ):  # the owner of a hyperparameter is a method
                 raise
-            knob_of = "" if error.argument == "method" else f"{error.argument}: "
-            say(f"left out: {title}: {knob_of}{error.text.split(';')[0]}")
+            hyperparameter_of = "" if error.argument == "method" else f"{error.argument}: "
+            say(f"left out: {title}: {hyperparameter_of}{error.text.split(';')[0]}")
         else:
             found.append(title)
     return found

@@ -8,17 +8,17 @@ from typing import Annotated
 from pfljax.api.run import Run
 from pfljax.planner import targets
 from pfljax.planner.planning import Estimate, estimate_for
-from pfljax.settings.fields import checked, knob
+from pfljax.settings.fields import checked, hyperparameter
 from pfljax.training.loop import Rounds
 
 
 @checked()
 def estimate(
-    run: Annotated[Run, knob(accepted="a Run")],
+    run: Annotated[Run, hyperparameter(accepted="a Run")],
     target: str = "tpu:v5e:2x2",
     *,
     rounds: Rounds = 150,
-    seconds: Annotated[float, knob(above=0)] = 100.0,
+    seconds: Annotated[float, hyperparameter(above=0)] = 100.0,
     say: Callable[[str], None] | None = None,
 ) -> Estimate:
     """Compiles a run for TPUs or GPUs that are not here, with every plan and exchange. Trains and allocates nothing.

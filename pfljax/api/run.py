@@ -34,7 +34,7 @@ from pfljax.models.standardizing import array_name, inside
 from pfljax.planner.profiling import profiler
 from pfljax.run.experiment import Execution, Experiment
 from pfljax.run.replicates import check_alike
-from pfljax.settings.fields import Seed, checked, knob
+from pfljax.settings.fields import Seed, checked, hyperparameter
 from pfljax.settings.method import tell
 from pfljax.stages.attacks import Attack
 from pfljax.stages.client_privacy import ClientPrivacy
@@ -51,23 +51,26 @@ from pfljax.training.tracking import Tracker
 Say = Callable[[str], None]
 Folder = str | Path
 Clients = Annotated[
-    Federation, knob(accepted="a Federation, such as Federation.from_arrays(x, y, client=ids)")
+    Federation,
+    hyperparameter(accepted="a Federation, such as Federation.from_arrays(x, y, client=ids)"),
 ]
 ClientsOfSplit = Annotated[
     Federation | Callable[[int], Any],
-    knob(accepted="a Federation, or a function split -> Federation"),
+    hyperparameter(accepted="a Federation, or a function split -> Federation"),
 ]
 
 
-PlannedRounds = Annotated[int | None, knob(at_least=1)]
+PlannedRounds = Annotated[int | None, hyperparameter(at_least=1)]
 Metrics = Annotated[
     Mapping[str, Callable] | Sequence[str],
-    knob(accepted="functions (outputs, y) -> number, by name, or a list of names"),
+    hyperparameter(accepted="functions (outputs, y) -> number, by name, or a list of names"),
 ]
 
 Stages = Annotated[
     Sequence[Callable],
-    knob(accepted="functions (problem, pipeline) -> Stage or None, see docs/howto/stage.md"),
+    hyperparameter(
+        accepted="functions (problem, pipeline) -> Stage or None, see docs/howto/stage.md"
+    ),
 ]
 
 
@@ -91,14 +94,15 @@ class Run:
         local: LocalTraining | None = None,
         *,
         seed: Seed = 0,
-        participation: Annotated[float, knob(above=0, at_most=1)] = 1.0,
+        participation: Annotated[float, hyperparameter(above=0, at_most=1)] = 1.0,
         unseen: Federation | None = None,
-        fine_tune_epochs: Annotated[int, knob(at_least=0)] = 0,
-        eval_clients: Annotated[int, knob(at_least=0)] = 0,
+        fine_tune_epochs: Annotated[int, hyperparameter(at_least=0)] = 0,
+        eval_clients: Annotated[int, hyperparameter(at_least=0)] = 0,
         tell_groups: bool = False,
         metrics: Metrics | None = None,
         stop: Annotated[
-            Stop | None, knob(accepted="a function of the history, such as pfljax.patience(20)")
+            Stop | None,
+            hyperparameter(accepted="a function of the history, such as pfljax.patience(20)"),
         ] = None,
         planned_rounds: PlannedRounds = None,
         server: Server | None = None,
@@ -114,7 +118,7 @@ class Run:
         """Checks all arguments, and raises an `ArgumentError` that names what is accepted. Compiles nothing yet.
 
         Args:
-            method: A method with its knobs, such as `FedeRiCo(neighbors=3)`.
+            method: A method with its hyperparameters, such as `FedeRiCo(neighbors=3)`.
             clients: The training clients.
             model: A Flax module, a `Model`, or a function of the number of classes; or several by name, as `Networks`.
             local: How clients train on their own data. Default: Adam, learning rate 0.01, full batches.
@@ -123,7 +127,8 @@ class Run:
             unseen: Clients held out of training, to which trained models are adapted. Named classes match by name.
             fine_tune_epochs: Number of epochs that each client fine-tunes on its own data before evaluation.
             eval_clients: Number of clients to score, sampled uniformly; 0: all.
-            tell_groups: Whether methods get the true number of groups, for knobs of this kind that have their default.
+            tell_groups: Whether methods get the true number of groups, for hyperparameters of this kind that have
+                their default.
             metrics: Further metrics of each client's predictions, by name: see `evaluation.measures`.
             stop: Rows of `Result.history` -> whether to stop, or why, after an evaluation; None: train all rounds.
             planned_rounds: Number of rounds for which a method's schedules are planned. Default: those of the first
@@ -249,7 +254,7 @@ def check_method(method: Any, argument: str = "method") -> Any:
             "; decorate its class with @pfl.method" if own and not isinstance(method, type) else ""
         )
         raise ArgumentError(
-            argument, f"accepted: a method with its knobs, such as FedAvg(){text}", method
+            argument, f"accepted: a method with its hyperparameters, such as FedAvg(){text}", method
         )
     return method
 
@@ -516,10 +521,10 @@ def padded_alike(runs: Sequence[Run]) -> Sequence[Run]:
 
 @checked()
 def train_replicates(
-    runs: Annotated[Sequence[Run], knob(empty=False)],
+    runs: Annotated[Sequence[Run], hyperparameter(empty=False)],
     rounds: Rounds,
     *,
-    outs: Annotated[Sequence[Folder], knob(distinct=True)] | None = None,
+    outs: Annotated[Sequence[Folder], hyperparameter(distinct=True)] | None = None,
     resume: Resume = False,
     schedule: Schedule = EVERY,
     say: Say | None = None,
@@ -528,9 +533,10 @@ def train_replicates(
 ) -> list[Result]:
     """Trains several runs of one method in one kernel.
 
-    They may differ in seed, data, learning rate and the method's float knobs, which are inputs of the kernel. All other
-    settings are part of the program and must agree: batch size, epochs, participation, network, fine-tuning, schedule,
-    privacy noise and so on. `compare` and `tune` train runs that differ in these one kernel after the other.
+    They may differ in seed, data, learning rate and the method's float hyperparameters, which are inputs of the
+    kernel. All other settings are part of the program and must agree: batch size, epochs, participation, network,
+    fine-tuning, schedule, privacy noise and so on. `compare` and `tune` train runs that differ in these one kernel
+    after the other.
 
     Args:
         runs: The runs, not trained yet.

@@ -21,7 +21,7 @@ from pfljax.evaluation.statistics import OfRuns, Trial, columns, compared, devia
 from pfljax.folder import files
 from pfljax.report import escaping, terms
 from pfljax.report.run_data import BYTES, evenly, measures, number_of, over_rounds, score_of
-from pfljax.settings.fields import checked, knob, nearest
+from pfljax.settings.fields import checked, hyperparameter, nearest
 
 # Files of a comparison, whose folder also has one of each method.
 FILES = (
@@ -361,7 +361,9 @@ class Table:
         return latex(self.title, heads, body, columns)
 
     @checked()
-    def figures(self, folder: Folder, width: Annotated[float, knob(above=0)] = 3.3) -> list[Path]:
+    def figures(
+        self, folder: Folder, width: Annotated[float, hyperparameter(above=0)] = 3.3
+    ) -> list[Path]:
         """Writes the table's figures for a paper, each as PDF and PNG, and returns their paths.
 
         The figures are scores.pdf, and scores over rounds, megabytes and, with a clock, simulated seconds. With a

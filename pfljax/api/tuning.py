@@ -1,4 +1,4 @@
-"""Tuning: searching for the learning rate and knobs with the best validation score."""
+"""Tuning: searching for the learning rate and hyperparameters with the best validation score."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ from pfljax.api.study import Rerun, in_parts
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.data import Federation, codes_of
 from pfljax.evaluation.statistics import Trial
-from pfljax.folder import files, fingerprint, locks
+from pfljax.folder import files, fingerprint, former, locks
 from pfljax.local.training import LocalTraining
 from pfljax.report import terms
 from pfljax.run.experiment import groups_alike
 from pfljax.settings import grids
-from pfljax.settings.fields import Seeds, checked, fields_of, knob, with_present_names
+from pfljax.settings.fields import Seeds, checked, fields_of, hyperparameter, with_present_names
 from pfljax.settings.method import numbers_of_groups
 from pfljax.training.loop import Rounds, Schedule
 
 T = TypeVar("T")
+# Values to try, by hyperparameter.
+Values = Mapping[str, Sequence[Any]] | Literal["paper"] | None
 DIVERGED = (np.nan, np.nan)
 WIDEN = 3  # further values of a grid whose edge wins
 SEEDS = (1000, 1001, 1002)  # of tuning, far from those that one reports
@@ -47,24 +49,24 @@ class Point(NamedTuple):
 
     Attributes:
         learning_rate: Learning rate of local training; None: unchanged.
-        knobs: Values of the method's knobs, by name.
+        hyperparameters: Values of the method's hyperparameters, by name.
     """
 
     learning_rate: float | None = None
-    knobs: Mapping[str, Any] = {}
+    hyperparameters: Mapping[str, Any] = {}
 
     @property
     def values(self) -> dict[str, Any]:
         """The values by name; the learning rate is "learning_rate"."""
         return ({} if self.learning_rate is None else {"learning_rate": self.learning_rate}) | dict(
-            self.knobs
+            self.hyperparameters
         )
 
     def at(self, name: str, value: Any) -> Point:
         """Returns the point with another value."""
         if name == "learning_rate":
             return self._replace(learning_rate=value)
-        return self._replace(knobs={**self.knobs, name: value})
+        return self._replace(hyperparameters={**self.hyperparameters, name: value})
 
     def applied(self, method: Any, local: LocalTraining) -> tuple[Any, LocalTraining]:
         """Returns a method and local training with these values."""
@@ -73,7 +75,7 @@ class Point(NamedTuple):
             if self.learning_rate is None
             else dataclasses.replace(local, learning_rate=self.learning_rate)
         )
-        return dataclasses.replace(method, **self.knobs), local
+        return dataclasses.replace(method, **self.hyperparameters), local
 
     def __str__(self) -> str:
         return terms.values(self.values)
@@ -88,13 +90,13 @@ class Tuning:
         scores: Validation accuracy after the last round, averaged over the runs of each point; for regression, the
             negative validation loss. NaN if a run diverged.
         losses: Validation losses; they break ties between equal scores.
-        before: The searches for other knobs before this one, whose best values it uses.
+        before: The searches for other hyperparameters before this one, whose best values it uses.
         at_edge: Names of the best point's values that are the least or largest of those tried, although there are
             further values that the method and its network accept.
         seeds: The seeds that the scores are means over.
         chosen_on: Codes of the validation examples that the scores are of, without those whose x is also that of a test
             example of the same splits; see `data.codes_of`.
-        method: The method with the best knobs.
+        method: The method with the best hyperparameters.
         local: Local training at the best rate.
     """
 
@@ -132,11 +134,11 @@ class Tuning:
 
 
 def grid(
-    rates: Sequence[float] = (), knobs: Mapping[str, Sequence[Any]] | None = None
+    rates: Sequence[float] = (), hyperparameters: Mapping[str, Sequence[Any]] | None = None
 ) -> list[Point]:
-    """Returns all combinations of learning rates and knob values."""
-    names = list(knobs or {})
-    values = list((knobs or {}).values())
+    """Returns all combinations of learning rates and hyperparameter values."""
+    names = list(hyperparameters or {})
+    values = list((hyperparameters or {}).values())
     return [
         Point(rate, dict(zip(names, chosen, strict=True)))
         for rate in (rates or [None])
@@ -272,7 +274,7 @@ def scores_of(runs: Sequence[Run], trials: int, rounds: int) -> tuple[list[float
 
 def search_in_turn(
     rates: Sequence[float],
-    knobs: Mapping[str, Sequence[Any]],
+    hyperparameters: Mapping[str, Sequence[Any]],
     trials: Sequence[T],
     make: Callable[[Point, T], Run],
     rounds: int,
@@ -281,30 +283,31 @@ def search_in_turn(
     folder: Path | None = None,
     **options: Any,
 ) -> Tuning:
-    """Tunes the rate and the first knobs together, then each further knob at the best values so far.
+    """Tunes the rate and the first hyperparameters together, then each further hyperparameter at the best values so
+    far.
 
     Args:
         rates: Learning rates to try.
-        knobs: Values to try, by knob.
+        hyperparameters: Values to try, by hyperparameter.
         trials: See `search`.
         make: See `search`.
         rounds: Number of rounds.
-        together: Number of knobs that are tuned together with the rate.
+        together: Number of hyperparameters that are tuned together with the rate.
         folder: Folder for the scores; see `score_files`. None: none.
         options: `widen`, `rerun` and `say` of `search`.
 
     Returns:
-        The search for the last knob; `before` has the others.
+        The search for the last hyperparameter; `before` has the others.
     """
-    names = list(knobs)
+    names = list(hyperparameters)
     further = names[together:]
     paths = score_files(folder, further) if folder else [None] * (1 + len(further))
-    points = grid(rates, {name: knobs[name] for name in names[:together]})
+    points = grid(rates, {name: hyperparameters[name] for name in names[:together]})
     found = []
     for name, path in zip(["", *further], paths, strict=True):
         if found:
             best = found[-1].best
-            points = [best.at(name, value) for value in knobs[name]]
+            points = [best.at(name, value) for value in hyperparameters[name]]
         tuning = search(points, trials, make, rounds, path=path, **options)
         at_edge = [name for each in (*found[-1:], tuning) for name in each.at_edge]
         found.append(dataclasses.replace(tuning, before=[*found], at_edge=at_edge))
@@ -312,14 +315,15 @@ def search_in_turn(
 
 
 def score_files(folder: Path, further: Sequence[str]) -> list[Path]:
-    """The files of the scores of `search_in_turn`: of its first search, and of those for further knobs."""
+    """The files of the scores of `search_in_turn`: of its first search, and of those for further hyperparameters."""
     return [folder / "tuning.json", *(folder / f"tuning-{name}.json" for name in further)]
 
 
-def papers_knobs(method: Any, tell_groups: bool = False) -> dict[str, Sequence[Any]]:
-    """The knobs of a method, or of its class, that its paper tunes, with their values.
+def papers_hyperparameters(method: Any, tell_groups: bool = False) -> dict[str, Sequence[Any]]:
+    """The hyperparameters of a method, or of its class, that its paper tunes, with their values.
 
-    Knobs that the method is told are left out, and those of an instance that have other values than their defaults.
+    Hyperparameters that the method is told are left out, and those of an instance that have other values than their
+    defaults.
     """
     known = numbers_of_groups(method) if tell_groups else []
     found = {}
@@ -355,7 +359,7 @@ def earlier_scores(
         return np.nan if value is None else float(value)
 
     try:
-        before = files.read_json(path)
+        before = former.read_scores(path)
         scores = list(map(number, before["scores"]))
         losses = list(map(number, before["losses"]))
         points = [Point(**point) for point in before["points"]]
@@ -385,7 +389,7 @@ def other_scores(path: Path, different: Sequence[str]) -> ArgumentError:
 def check_scores(path: Path, about: Mapping[str, Any]) -> None:
     """Raises `ArgumentError` if a file has scores of another search, as far as that shows without its programs."""
     try:
-        before = files.read_json(path)
+        before = former.read_scores(path)
         different = [key for key, value in about.items() if before[key] != value]
     # there is none, or it is damaged, and the search begins anew
     except (OSError, ValueError, TypeError, KeyError):
@@ -403,7 +407,7 @@ def changed_programs(
     """Names what differs between the programs of points now and before."""
     try:
         now = programs_at(points, runs_at, rounds)
-    except ArgumentError as error:  # a knob no longer accepts a value beyond the grid
+    except ArgumentError as error:  # a hyperparameter no longer accepts a value beyond the grid
         return [error.argument]
     if len(now) != len(before):
         return ["programs"]
@@ -432,19 +436,19 @@ def final_scores(runs: Sequence[Run], rounds: int) -> list[tuple[float, float]]:
     ]
 
 
-def knobs_to_try(
+def hyperparameters_to_try(
     method: Any,
-    knobs: Mapping[str, Sequence[Any]] | str,
+    hyperparameters: Mapping[str, Sequence[Any]] | str,
     one_by_one: bool,
     tell_groups: bool,
-    argument: str = "knobs",
+    argument: str = "hyperparameters",
 ) -> Mapping[str, Sequence[Any]]:
     """Returns the values to try. Raises `ArgumentError` for a wrong name or value, before anything is trained."""
-    if isinstance(knobs, str):
-        return papers_knobs(method, tell_groups)
-    knobs = with_present_names(knobs, fields_of(type(method)), method.info.name)
+    if isinstance(hyperparameters, str):
+        return papers_hyperparameters(method, tell_groups)
+    hyperparameters = with_present_names(hyperparameters, fields_of(type(method)), method.info.name)
     known = [field.name for field in dataclasses.fields(method)]
-    for name, values in knobs.items():
+    for name, values in hyperparameters.items():
         if (
             name not in known
             or not isinstance(values, Sequence)
@@ -452,15 +456,15 @@ def knobs_to_try(
             or not values
         ):
             accepted = (
-                f"accepted: values for the knobs {', '.join(known)}"
+                f"accepted: values for the hyperparameters {', '.join(known)}"
                 if known
-                else "the method has no knobs"
+                else "the method has no hyperparameters"
             )
             raise ArgumentError(argument, accepted, name)
         # combinations are checked when their runs are made
         for value in values if one_by_one else ():
             dataclasses.replace(method, **{name: value})
-    return knobs
+    return hyperparameters
 
 
 @checked(options=[Run], without=["seed"])
@@ -471,10 +475,10 @@ def tune(
     local: LocalTraining | None = None,
     *,
     rounds: Rounds,
-    rates: Annotated[Sequence[float], knob(above=0, distinct=True, empty=True)] = (),
-    knobs: Mapping[str, Sequence[Any]] | Literal["paper"] | None = None,
+    rates: Annotated[Sequence[float], hyperparameter(above=0, distinct=True, empty=True)] = (),
+    hyperparameters: Annotated[Values, hyperparameter(former="knobs")] = None,  # former name
     in_turn: bool = True,
-    widen: Annotated[int, knob(at_least=0, at_most=100)] = WIDEN,
+    widen: Annotated[int, hyperparameter(at_least=0, at_most=100)] = WIDEN,
     seeds: Seeds = SEEDS,
     splits: Seeds | None = None,
     out: Folder | None = None,
@@ -482,27 +486,28 @@ def tune(
     say: Say | None = None,
     **options: Any,
 ) -> Tuning:
-    """Finds the learning rate and knobs with which a method scores best on the clients' validation examples.
+    """Finds the learning rate and hyperparameters with which a method scores best on the clients' validation examples.
 
     Grid points and seeds that differ only in numbers are trained together in one kernel.
 
     Args:
-        method: The method; knobs that are not tuned keep its values.
+        method: The method; hyperparameters that are not tuned keep its values.
         clients: The clients, who need validation examples; or a function split -> clients, with `splits`.
         model: See `Run`.
         local: See `Run`; with `rates`, its optimizer must be a function of the learning rate.
         rounds: Number of rounds.
         rates: Learning rates to try.
-        knobs: Values to try, by knob; "paper": the knobs and values that the method's paper tries.
-        in_turn: Whether to tune the rate and the first knob together and then each further knob at the best values so
-            far, instead of trying all combinations.
+        hyperparameters: Values to try, by hyperparameter; "paper": the hyperparameters and values that the method's
+            paper tries.
+        in_turn: Whether to tune the rate and the first hyperparameter together and then each further hyperparameter
+            at the best values so far, instead of trying all combinations.
         widen: Number of values, at most, that continue a grid whose least or largest value wins, by its ratio or step,
-            one after the other, as far as the knob accepts.
+            one after the other, as far as the hyperparameter accepts.
         seeds: See `compare`; scores are means over the seeds. Use other seeds than those that you report.
         splits: The splits of the table, if `clients` is a function; those that the seeds take in turn, each at least
             once. On other splits, test examples of the table would choose.
         out: Folder for tuning.json, which keeps the scores; they are not computed again. With `in_turn`, each further
-            knob has a file tuning-KNOB.json.
+            hyperparameter has a file tuning-HYPERPARAMETER.json.
         rerun: See `compare`.
         say: Called with lines about the scores, such as `print`.
         options: Further arguments of `Run`.
@@ -511,11 +516,11 @@ def tune(
         The scores; `tuning.best` is the best point, and `compare([tuning, ...], ...)` uses its method and rate.
 
     Raises:
-        ArgumentError: if the method has no such knob.
+        ArgumentError: if the method has no such hyperparameter.
         RunError: if a run diverges at every point.
     """
-    knobs = knobs_to_try(
-        check_method(method), knobs or {}, in_turn, options.get("tell_groups", False)
+    hyperparameters = hyperparameters_to_try(
+        check_method(method), hyperparameters or {}, in_turn, options.get("tell_groups", False)
     )
     check_splits(clients, splits)
     if splits is None and not isinstance(clients, Federation):
@@ -534,14 +539,16 @@ def tune(
     if folder:
         files.check_writable(folder)
     how = {
-        "together": 1 if in_turn else len(knobs),
+        "together": 1 if in_turn else len(hyperparameters),
         "folder": folder,
         "rerun": rerun,
         "say": say,
         "widen": widen,
     }
     with locks.locked([folder] if folder else [], lambda line: None):
-        found = search_in_turn(rates, knobs, trials, make, rounds, **how).of(method, default)
+        found = search_in_turn(rates, hyperparameters, trials, make, rounds, **how).of(
+            method, default
+        )
     distinct = {id(each.clients): each.clients for each in data_of.values()}.values()
     # Where rows are too few to tell validation and test examples apart, a warning has said so.
     chosen_on = np.setdiff1d(codes_of(distinct, "validation"), codes_of(distinct, "test"))

@@ -31,7 +31,7 @@ Clients = tuple[Federation, Federation | None]  # training clients, and clients 
 
 
 def read_methods(settings: Settings) -> list[str]:
-    """Returns the methods in --method or --methods. Checks them, their knobs, --out and --tracker."""
+    """Returns the methods in --method or --methods. Checks them, their hyperparameters, --out and --tracker."""
     names = settings.values.get("methods")
     if not names:
         names = [settings.method]
@@ -39,7 +39,7 @@ def read_methods(settings: Settings) -> list[str]:
         names = list(method.METHODS)
     for name in names:
         method.get(name)
-    settings.check_knobs(names)
+    settings.check_hyperparameters(names)
     settings.check_out()
     if "tracker" in settings and settings.tracker != "none":
         optional.load(api.TRACKERS[settings.tracker].package, "tracker", settings.tracker)
@@ -284,13 +284,15 @@ def trials_of(settings: Settings) -> list[Trial]:
     return comparison.trials_of(settings.numbers("seeds", int), splits)
 
 
-def tuned_knobs(settings: Settings, name: str) -> Mapping[str, Sequence[Any]]:
-    """Returns the knobs that --tune_knobs tunes, with their values: the paper's, except any on the command line."""
-    if not settings.tune_knobs:
+def tuned_hyperparameters(settings: Settings, name: str) -> Mapping[str, Sequence[Any]]:
+    """Returns the values that --tune_hyperparameters tries: the paper's, except of any on the command line."""
+    if not settings.tune_hyperparameters:
         return {}
-    knobs = tuning.papers_knobs(method.get(name), settings.tell_groups)
+    hyperparameters = tuning.papers_hyperparameters(method.get(name), settings.tell_groups)
     return {
-        knob: values for knob, values in knobs.items() if not settings.present(f"{name}.{knob}")
+        hyperparameter: values
+        for hyperparameter, values in hyperparameters.items()
+        if not settings.present(f"{name}.{hyperparameter}")
     }
 
 
@@ -301,9 +303,11 @@ def table_options(settings: Settings, names: Mapping[str, str]) -> dict[str, Any
         settings: The flags.
         names: Names of methods by title.
     """
-    knobs = {title: tuned_knobs(settings, name) for title, name in names.items()}
+    hyperparameters = {
+        title: tuned_hyperparameters(settings, name) for title, name in names.items()
+    }
     rates = settings.numbers("tune", float)
-    if len(rates) > 1 or any(knobs.values()):
+    if len(rates) > 1 or any(hyperparameters.values()):
         settings = settings.replace(
             validation_fraction=settings.validation_fraction or TUNING_FRACTION
         )
@@ -328,7 +332,9 @@ def table_options(settings: Settings, names: Mapping[str, str]) -> dict[str, Any
         "seeds": settings.numbers("seeds", int),
         "splits": settings.numbers("splits", int) or None,
         "tune": rates,
-        "tune_knobs": {title: values for title, values in knobs.items() if values},
+        "tune_hyperparameters": {
+            title: values for title, values in hyperparameters.items() if values
+        },
         "tune_seeds": settings.numbers("tune_seeds", int),
         "tune_widen": settings.tune_widen,
         "keep_validation": settings.keep_validation,
@@ -417,7 +423,7 @@ def build_tracker_of_table(settings: Settings, out: Path) -> api.Tracker | None:
 def config(settings: Settings, name: str, trial: Trial) -> dict:
     """Returns the command line's part of config.json.
 
-    Its "settings" must agree when a run is resumed: the training and data flags and the method's own knobs.
+    Its "settings" must agree when a run is resumed: the training and data flags and the method's own hyperparameters.
     """
     values = {**settings.values, "method": name, "seed": trial.seed, "split": trial.split}
     omitted = ("methods", "rounds", "planned_rounds", "learning_rates")

@@ -248,7 +248,7 @@ HELP: Mapping[str, str] = {
     "out": "Folder of the table. Finished runs in it are not repeated.",
     "tune": "Learning rates from which each method's is chosen by validation accuracy. Without a value: "
     "0.01,0.03,0.1,0.3,1,3. Default: no tuning.",
-    "tune_knobs": "Tune the hyperparameters that each method's paper tunes.",
+    "tune_hyperparameters": "Tune the hyperparameters that each method's paper tunes.",
     "tune_seeds": "Seeds of tuning, other than --seeds. Default: as many as --seeds, at most three, from "
     f"{tuning.SEEDS[0]}.",
     "tune_widen": "Largest number of further values to try if the best value is at the edge of those tried.",

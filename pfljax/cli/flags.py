@@ -32,7 +32,7 @@ from pfljax.api.study import Replicate, Rerun
 from pfljax.cli.flag_help import HELP
 from pfljax.cli.parsing import Group, Rates
 from pfljax.data import Splits, partitions, sources, split_unseen
-from pfljax.settings.fields import ANY_TEXT, Seeds, knob, settings
+from pfljax.settings.fields import ANY_TEXT, Seeds, hyperparameter, settings
 from pfljax.settings.method import METHODS
 
 WHAT = "Training"
@@ -46,7 +46,7 @@ TRAIN = Run.train
 LATENT = {"partition": ("latent",)}
 BLOCKS = ("vit", "transformer")
 FROZEN = {"frozen": ANY_TEXT}
-TUNED = {"tune": ANY_TEXT, "tune_knobs": ANY_TEXT}
+TUNED = {"tune": ANY_TEXT, "tune_hyperparameters": ANY_TEXT}
 
 
 @settings
@@ -54,10 +54,10 @@ class Data:
     """The data set and its division among clients."""
 
     dataset: str = "digits"
-    partition: str = knob("auto", choices=PARTITIONS)
-    num_clients: int = knob(0, at_least=0)
-    embedding: str = knob("auto", read_with=LATENT)
-    embedding_epochs: int = knob(5, at_least=1, read_with=LATENT)
+    partition: str = hyperparameter("auto", choices=PARTITIONS)
+    num_clients: int = hyperparameter(0, at_least=0)
+    embedding: str = hyperparameter("auto", read_with=LATENT)
+    embedding_epochs: int = hyperparameter(5, at_least=1, read_with=LATENT)
 
 
 @settings
@@ -65,15 +65,19 @@ class Network:
     """The clients' network."""
 
     model: str = "auto"
-    hidden: Sequence[int] = knob(
+    hidden: Sequence[int] = hyperparameter(
         (64,), at_least=1, empty=True, read_with={"model": ("auto", "mlp"), **LATENT}
     )
-    channels: Sequence[int] = knob((128,) * 3, at_least=1, read_with={"model": ("cnn",), **LATENT})
-    patch: int = knob(4, at_least=1, read_with={"model": ("vit",)})
-    width: int = knob(128, at_least=1, read_with={"model": BLOCKS})
-    depth: int = knob(4, at_least=1, at_most=1000, read_with={"model": BLOCKS})
-    heads: int = knob(4, at_least=1, read_with={"model": BLOCKS})
-    style: str = knob("auto", choices=("auto", *models.STYLES), read_with={"model": BLOCKS})
+    channels: Sequence[int] = hyperparameter(
+        (128,) * 3, at_least=1, read_with={"model": ("cnn",), **LATENT}
+    )
+    patch: int = hyperparameter(4, at_least=1, read_with={"model": ("vit",)})
+    width: int = hyperparameter(128, at_least=1, read_with={"model": BLOCKS})
+    depth: int = hyperparameter(4, at_least=1, at_most=1000, read_with={"model": BLOCKS})
+    heads: int = hyperparameter(4, at_least=1, read_with={"model": BLOCKS})
+    style: str = hyperparameter(
+        "auto", choices=("auto", *models.STYLES), read_with={"model": BLOCKS}
+    )
 
 
 @settings
@@ -81,12 +85,16 @@ class Adapting:
     """Adapters and trainable parameters of a network whose other parameters are frozen."""
 
     frozen: str | Path = ""
-    frozen_layout: str = knob("paths", choices=("paths", *weights.LAYOUTS), read_with=FROZEN)
-    frozen_dtype: Literal["bfloat16", "float32"] = knob("bfloat16", read_with=FROZEN)
-    adapter: Literal["none", "lora", "ia3", "prompt", "bias"] = knob("none", read_with=FROZEN)
-    adapter_rank: int = knob(8, at_least=1, read_with={"adapter": ("lora", "prompt")})
-    adapter_where: str = knob("", read_with={"adapter": ("lora", "ia3", "bias")})
-    trainable: str = knob("head", read_with=FROZEN)
+    frozen_layout: str = hyperparameter(
+        "paths", choices=("paths", *weights.LAYOUTS), read_with=FROZEN
+    )
+    frozen_dtype: Literal["bfloat16", "float32"] = hyperparameter("bfloat16", read_with=FROZEN)
+    adapter: Literal["none", "lora", "ia3", "prompt", "bias"] = hyperparameter(
+        "none", read_with=FROZEN
+    )
+    adapter_rank: int = hyperparameter(8, at_least=1, read_with={"adapter": ("lora", "prompt")})
+    adapter_where: str = hyperparameter("", read_with={"adapter": ("lora", "ia3", "bias")})
+    trainable: str = hyperparameter("head", read_with=FROZEN)
 
     def options(self) -> dict[str, Any]:
         """Returns the fields of `Model`; {} if nothing is frozen."""
@@ -115,10 +123,12 @@ class Optimizer:
     """The clients' optimizer, the schedule of its learning rate, and class weights."""
 
     optimizer: Literal["adam", "sgd"] = "adam"
-    momentum: float = knob(0.0, at_least=0, below=1, read_with=("optimizer", "sgd"))
-    weight_decay: float = knob(0.0, at_least=0)
+    momentum: float = hyperparameter(0.0, at_least=0, below=1, read_with=("optimizer", "sgd"))
+    weight_decay: float = hyperparameter(0.0, at_least=0)
     lr_schedule: Literal["constant", "multistep", "exponential"] = "constant"
-    lr_decay: float = knob(0.99, above=0, at_most=1, read_with=("lr_schedule", "exponential"))
+    lr_decay: float = hyperparameter(
+        0.99, above=0, at_most=1, read_with=("lr_schedule", "exponential")
+    )
     class_weights: Literal["none", "inverse"] = "none"
 
     def make(self, learning_rate: Any) -> optax.GradientTransformation:
@@ -146,24 +156,24 @@ class Processes:
     """Several processes that train a run together."""
 
     coordinator: str | None = None
-    num_processes: int | None = knob(None, at_least=1)
-    process_id: int | None = knob(None, at_least=0)
+    num_processes: int | None = hyperparameter(None, at_least=1)
+    process_id: int | None = hyperparameter(None, at_least=0)
 
 
 @settings
 class Sweep:
     """The runs of a table."""
 
-    seeds: Seeds = knob(SEEDS, distinct=True)
-    splits: Seeds = knob((), distinct=True, empty=True)
+    seeds: Seeds = hyperparameter(SEEDS, distinct=True)
+    splits: Seeds = hyperparameter((), distinct=True, empty=True)
     replicate: Replicate = "auto"
     rerun: Rerun = "never"
     out: str | Path = "runs"
-    tune: Sequence[float] = knob((), above=0, distinct=True, empty=True)
-    tune_knobs: bool = False
-    tune_seeds: Seeds = knob((), distinct=True, empty=True, read_with=TUNED)
-    tune_widen: int = knob(tuning.WIDEN, at_least=0, at_most=100, read_with=TUNED)
-    keep_validation: bool = knob(False, read_with=TUNED)
+    tune: Sequence[float] = hyperparameter((), above=0, distinct=True, empty=True)
+    tune_hyperparameters: bool = False
+    tune_seeds: Seeds = hyperparameter((), distinct=True, empty=True, read_with=TUNED)
+    tune_widen: int = hyperparameter(tuning.WIDEN, at_least=0, at_most=100, read_with=TUNED)
+    keep_validation: bool = hyperparameter(False, read_with=TUNED)
 
 
 def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
@@ -182,7 +192,7 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
 
 
 def define_training(registry: flags.FlagValues, rounds: int = 150, scored: bool = True) -> None:
-    """Registers flags of training and every method's knobs; those that read scores or attack only for `scored` runs."""
+    """Registers flags of training and of all methods; those that read scores or attack only for `scored` runs."""
     add = Group(WHAT, registry)
     add.declare(Network)
     add.declare(Adapting)

@@ -1,4 +1,4 @@
-"""The text of --help: a command's flags by group, and the knobs of the given methods."""
+"""The text of --help: a command's flags by group, and the hyperparameters of the given methods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH = 100
 def text(doc: str, settings: Settings, methods: Sequence[str]) -> str:
     """Returns the help of a command: what it says of itself, and its flags with their values in `settings` as defaults.
 
-    Of the methods' knobs, those of `methods` are shown.
+    Of the methods' hyperparameters, those of `methods` are shown.
     """
     registry = read(settings.define, [])
     groups = registry.flags_by_module_dict()
@@ -38,7 +38,7 @@ def text(doc: str, settings: Settings, methods: Sequence[str]) -> str:
     if any(name in groups for name in METHODS):
         flag = "method" if "method" in settings else "methods"
         others = [name for name in METHODS if name not in methods]
-        listed = f"--{flag}=NAME --help shows the knobs of another method: {', '.join(others)}."
+        listed = f"--{flag}=NAME --help shows the hyperparameters of another method: {', '.join(others)}."
         lines += textwrap.wrap(listed, WIDTH)
     if settings.defaults:
         preset = f"{settings.defaults} has the defaults for --dataset={settings.dataset}; flags override them."

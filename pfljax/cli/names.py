@@ -1,7 +1,8 @@
 """Names of flags: which fields and arguments of the library have a flag, and what flags were called before.
 
 A flag has the name of its field or argument, or OWNER_FIELD, where OWNER is the word under which Python code passes the
-object that has the field: `Run(server=Server(trim=0.1))` is --server_trim=0.1. A method's knobs are METHOD.KNOB.
+object that has the field: `Run(server=Server(trim=0.1))` is --server_trim=0.1. A method's hyperparameters are
+METHOD.HYPERPARAMETER.
 """
 
 from __future__ import annotations
@@ -194,8 +195,8 @@ LIBRARY: Mapping[Any, Mapping[str, Sequence[str]]] = {
 def owners_of(declaring: Callable, prefix: str = "") -> dict[str, str]:
     """Returns the owner of each field or argument that has a flag, "" if the flag has the field's name.
 
-    These are the fields in the table; with the prefix of a method, its knobs with help. All fields of a command's own
-    settings have flags.
+    These are the fields in the table; with the prefix of a method, its hyperparameters with help. All fields of a
+    command's own settings have flags.
     """
     if prefix:
         return {
@@ -259,6 +260,7 @@ FORMER: Mapping[str, str] = {
     "missing_values": "data_missing",
     "synthetic.labels": "synthetic_labels",
     "unseen_clients": "unseen",
+    "tune_knobs": "tune_hyperparameters",  # former name
 }
 
 

@@ -21,10 +21,10 @@ from pfljax.settings.fields import (
     choices_of,
     fields_of,
     fits,
+    hyperparameter,
     in_their_case,
     is_union,
     item_type,
-    knob,
     out_of_range,
     plain,
     value_type,
@@ -72,7 +72,7 @@ class Value(flags.ArgumentParser):
         )
 
 
-NO_LIMITS = knob().metadata  # refuses NaN, infinity and integers beyond 32 bits
+NO_LIMITS = hyperparameter().metadata  # refuses NaN, infinity and integers beyond 32 bits
 
 
 class SwitchOr(flags.BooleanParser):
@@ -162,7 +162,7 @@ def _merged(conditions: Conditions, further: Conditions) -> dict[str, Any]:
 
 
 class Group(NamedTuple):
-    """Registers flags under a heading of --help; a method's knobs have its name as their heading."""
+    """Registers flags under a heading of --help; a method's hyperparameters have its name as their heading."""
 
     heading: str
     registry: flags.FlagValues
@@ -240,8 +240,8 @@ class Group(NamedTuple):
         return flag
 
     def add(self, name: str, hint: Any, default: Any, help: str, **limits: Any) -> None:
-        """A flag that no declaration has; `limits` are those of a `knob`."""
-        self._define(Field(name, hint, default, knob(**limits).metadata), help)
+        """A flag that no declaration has; `limits` are those of a `hyperparameter`."""
+        self._define(Field(name, hint, default, hyperparameter(**limits).metadata), help)
 
     def several(
         self,
@@ -254,7 +254,7 @@ class Group(NamedTuple):
         empty: bool = False,
         **limits: Any,
     ) -> None:
-        """Comma-separated values: int, float, any text, or some of the accepted words; `limits` as in `knob`."""
+        """Comma-separated values: int, float, any text, or accepted words; `limits` as in `hyperparameter`."""
         kind: Any = items if isinstance(items, type) else str
         words = () if isinstance(items, type) else tuple(items)
         limits = {"at_least": 1, **limits} if kind is int else limits

@@ -231,12 +231,12 @@ class Settings:
             self.refuse(sets, f"--{flag} sets its values")
         return [kind(value) for value in self[flag]]
 
-    def check_knobs(self, methods: Sequence[str]) -> None:
-        """Raises `FlagError` for a knob on the command line that none of the methods has."""
+    def check_hyperparameters(self, methods: Sequence[str]) -> None:
+        """Raises `FlagError` for a hyperparameter on the command line that none of the methods has."""
         names = ", ".join(methods)
         for flag in sorted(self.on_command_line):
             if self.headings[flag] in METHODS and self.headings[flag] not in methods:
-                raise FlagError.at(flag, f"not a knob of this run's methods ({names})")
+                raise FlagError.at(flag, f"not a hyperparameter of this run's methods ({names})")
         if not self.present("learning_rates"):
             return
         for pair in self.learning_rates:
@@ -343,20 +343,22 @@ def read(define: Define, words: Sequence[str]) -> flags.FlagValues:
 
 
 def _hint(unknown: str, known: Sequence[str], words: Sequence[str]) -> str:
-    """What an unknown flag may have meant: with a dot, a knob of that method."""
+    """What an unknown flag may have meant: with a dot, a hyperparameter of that method."""
     method, dot, _ = unknown.partition(".")
     if dot:
-        return _hint_at_knob(unknown, method, known)
+        return _hint_at_hyperparameter(unknown, method, known)
     if unknown in ABBREVIATIONS and ABBREVIATIONS[unknown] in known:
         return f"did you mean --{ABBREVIATIONS[unknown]}?"
 
-    # A knob without its method: those of the methods on the command line, if these have it.
-    knobs = [name for name in known if name.partition(".")[2] == unknown]
-    if knobs:
+    # A hyperparameter without its method: those of the methods on the command line, if these have it.
+    hyperparameters = [name for name in known if name.partition(".")[2] == unknown]
+    if hyperparameters:
         named = [registered_name(name) for flag in METHOD_FLAGS for name in _values_of(flag, words)]
         asked = {name for names in named for name in names.split(",")}
-        named_knobs = [name for name in knobs if name.partition(".")[0] in asked]
-        return f"did you mean {' or '.join(f'--{name}' for name in (named_knobs or knobs)[:3])}?"
+        named_hyperparameters = [
+            name for name in hyperparameters if name.partition(".")[0] in asked
+        ]
+        return f"did you mean {' or '.join(f'--{name}' for name in (named_hyperparameters or hyperparameters)[:3])}?"
 
     former = [name for name, new in FORMER.items() if new in known]
     near = difflib.get_close_matches(unknown, [*known, *former], n=3)
@@ -366,18 +368,18 @@ def _hint(unknown: str, known: Sequence[str], words: Sequence[str]) -> str:
     return f"did you mean {' or '.join(f'--{name}' for name in names)}?"
 
 
-def _hint_at_knob(unknown: str, method: str, known: Sequence[str]) -> str:
-    """What an unknown flag METHOD.KNOB may have meant."""
+def _hint_at_hyperparameter(unknown: str, method: str, known: Sequence[str]) -> str:
+    """What an unknown flag METHOD.HYPERPARAMETER may have meant."""
     if method not in METHODS:
         near = difflib.get_close_matches(method.lower(), METHODS, n=1, cutoff=0.8)
         way = "--method=FILE.py:NAME loads a method of your own"
         hint = f"did you mean {near[0]}?" if near else way
         return f"no method {shown(method)} is known; {hint}"
-    knobs = [name for name in known if name.startswith(f"{method}.")]
-    near = difflib.get_close_matches(unknown, knobs, n=3)
+    hyperparameters = [name for name in known if name.startswith(f"{method}.")]
+    near = difflib.get_close_matches(unknown, hyperparameters, n=3)
     if near:
         return f"did you mean {' or '.join(f'--{name}' for name in near)}?"
-    return f"accepted: {', '.join(f'--{name}' for name in knobs) or f'no knob of {method}'}"
+    return f"accepted: {', '.join(f'--{name}' for name in hyperparameters) or f'no hyperparameter of {method}'}"
 
 
 def _loaded_methods(words: Sequence[str]) -> dict[str, str]:

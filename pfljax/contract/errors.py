@@ -42,7 +42,7 @@ class ArgumentError(ValueError):
         argument: Name of the argument.
         text: What is wrong and what is accepted.
         value: The value, or None if it is not informative.
-        owner: Registered name of the method if the argument is its knob, or what it is a field of, such as
+        owner: Registered name of the method if the argument is its hyperparameter, or what it is a field of, such as
             "privacy"; may be empty.
     """
 
@@ -54,7 +54,7 @@ class ArgumentError(ValueError):
         super().__init__(self.line(f"{owner}.{argument}" if owner else argument))
 
     def of(self, owner: str) -> ArgumentError:
-        """The same error for a knob of the method registered as `owner`."""
+        """The same error for a hyperparameter of the method registered as `owner`."""
         return ArgumentError(self.argument, self.text, self.value, owner=owner)
 
     def line(self, name: str) -> str:

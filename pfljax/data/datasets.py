@@ -22,7 +22,7 @@ from pfljax.data.sources.source import Fraction
 from pfljax.data.splits import Splits, make_splits
 from pfljax.data.variants import SIDE, split_unseen
 from pfljax.settings import recorded
-from pfljax.settings.fields import NumClients, Seed, checked, fields_of, knob
+from pfljax.settings.fields import NumClients, Seed, checked, fields_of, hyperparameter
 
 P = ParamSpec("P")
 
@@ -118,8 +118,8 @@ def synthetic(
     num_clients: NumClients = 300,
     partition: Choice | None = None,
     *,
-    groups: Annotated[int, knob(at_least=1)] = 3,
-    alpha: Annotated[float, knob(above=0)] = 0.4,
+    groups: Annotated[int, hyperparameter(at_least=1)] = 3,
+    alpha: Annotated[float, hyperparameter(above=0)] = 0.4,
     labels: SyntheticLabels = "mixture",
     fraction: Fraction = 1.0,
     seed: Seed = 0,
@@ -197,7 +197,7 @@ def read(
     num_clients: NumClients | None = None,
     partition: Choice | None = None,
     *,
-    kind: Annotated[str, knob(choices=("file", *KINDS))] = "file",
+    kind: Annotated[str, hyperparameter(choices=("file", *KINDS))] = "file",
     seed: Seed = 0,
     splits: Splits | None = None,
     **options: Any,
@@ -235,7 +235,7 @@ def text(
     num_clients: NumClients | None = None,
     partition: Choice | None = None,
     *,
-    stride: Annotated[int, knob(at_least=1)] = 1,
+    stride: Annotated[int, hyperparameter(at_least=1)] = 1,
     fraction: Fraction = 1.0,
     seed: Seed = 0,
     splits: Splits | None = None,

@@ -24,7 +24,7 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Params, Split
 from pfljax.local.solver import TrainState
 from pfljax.local.training import LocalTraining
-from pfljax.settings.fields import Seed, accepted, fields_of, knob, settings
+from pfljax.settings.fields import Seed, accepted, fields_of, hyperparameter, settings
 
 Source = Any  # a `data.sources.Source`
 LEAST_SIDE = 32  # smallest image side in pixels for which "auto" is not "pixels"
@@ -48,12 +48,12 @@ class Embedding:
         say: Called with one line per epoch for the user, and one line about the network's accuracy.
     """
 
-    name: str = knob(choices=[name for name in models.NAMES if name != "lstm"])
-    epochs: int = knob(5, at_least=1)
+    name: str = hyperparameter(choices=[name for name in models.NAMES if name != "lstm"])
+    epochs: int = hyperparameter(5, at_least=1)
     seed: Seed = 0
     widths: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    learning_rate: float = knob(0.02, above=0)
-    batch_size: int = knob(128, at_least=0)
+    learning_rate: float = hyperparameter(0.02, above=0)
+    batch_size: int = hyperparameter(128, at_least=0)
     say: Callable[[str], None] = print
 
     @property

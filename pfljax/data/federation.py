@@ -24,9 +24,9 @@ from pfljax.data.dealing import Assignment
 from pfljax.data.sources.arrays import TaskName, as_arrays, make_source
 from pfljax.data.sources.source import Scaling, Source, generator
 from pfljax.data.splits import Splits, make_splits, split_within_clients
-from pfljax.settings.fields import NumClients, Seed, checked, knob
+from pfljax.settings.fields import NumClients, Seed, checked, hyperparameter
 
-AnyArray = Annotated[ArrayLike, knob(accepted="an array")]
+AnyArray = Annotated[ArrayLike, hyperparameter(accepted="an array")]
 PARTS = ("train", "validation", "test")
 
 
@@ -226,7 +226,7 @@ class Federation:
 
     @checked()
     def with_attackers(
-        self, share: Annotated[float, knob(at_least=0, below=1)], seed: Seed = 0
+        self, share: Annotated[float, hyperparameter(at_least=0, below=1)], seed: Seed = 0
     ) -> Federation:
         """The federation with a share of its clients, drawn uniformly, as attackers.
 
@@ -258,7 +258,7 @@ class Federation:
     @checked(options=[Splits])
     def from_arrays(
         cls,
-        x: Annotated[Any, knob(accepted="an array, or a dict or tuple of arrays")],
+        x: Annotated[Any, hyperparameter(accepted="an array, or a dict or tuple of arrays")],
         y: AnyArray,
         client: AnyArray | None = None,
         *,
@@ -266,7 +266,7 @@ class Federation:
         partition: partitions.Choice | None = None,
         seed: Seed = 0,
         is_test: AnyArray | None = None,
-        num_classes: Annotated[int, knob(at_least=1)] | None = None,
+        num_classes: Annotated[int, hyperparameter(at_least=1)] | None = None,
         task: TaskName = "auto",
         ignored_index: int | None = None,
         standardize: bool = True,

@@ -26,7 +26,7 @@ from pfljax.data.dealing import (
 )
 from pfljax.data.sources.source import Source, dirichlet_draws, generator
 from pfljax.data.splits import Splits
-from pfljax.settings.fields import NumClients, Seed, check, checked, knob, settings
+from pfljax.settings.fields import NumClients, Seed, check, checked, hyperparameter, settings
 
 DEFAULT_CLIENTS = 16
 ALPHA = "Dirichlet concentration; smaller: clients differ more"
@@ -111,7 +111,7 @@ class LabelGroups(Partition):
     """
 
     name = "label_groups"
-    groups: int = knob(2, at_least=1, help="number of label groups")
+    groups: int = hyperparameter(2, at_least=1, help="number of label groups")
     balanced: bool = True
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
@@ -130,8 +130,8 @@ class LabelDirichlet(Partition):
     """Label groups; a Dirichlet draw spreads each group over all clients (FedeRiCo, Table 4; FedEM)."""
 
     name = "label_dirichlet"
-    groups: int = knob(2, at_least=1, help="number of label groups")
-    alpha: float = knob(0.4, above=0, help=ALPHA)
+    groups: int = hyperparameter(2, at_least=1, help="number of label groups")
+    alpha: float = hyperparameter(0.4, above=0, help=ALPHA)
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         pool = _label_groups(rng, source.y, self.groups)
@@ -143,7 +143,7 @@ class Dirichlet(Partition):
     """A symmetric Dirichlet draw per class spreads it over all clients (Hsu et al., 2019; FedEM)."""
 
     name = "dirichlet"
-    alpha: float = knob(0.4, above=0, help=ALPHA)
+    alpha: float = hyperparameter(0.4, above=0, help=ALPHA)
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         return Pools(source.y, dirichlet_draws(rng, source.y.max() + 1, num_clients, self.alpha).T)
@@ -158,7 +158,7 @@ class Pathological(Partition):
     """
 
     name = "pathological"
-    classes: int = knob(2, at_least=1, help="number of classes per client")
+    classes: int = hyperparameter(2, at_least=1, help="number of classes per client")
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         held = _class_sets(rng, source.y, num_clients, self.classes)
@@ -170,7 +170,7 @@ class Pairs(Partition):
     """Clients 2i and 2i + 1 have the same classes (pFedMB, Section 4)."""
 
     name = "pairs"
-    classes: int = knob(2, at_least=1, help="number of classes per client")
+    classes: int = hyperparameter(2, at_least=1, help="number of classes per client")
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         if num_clients % 2:
@@ -192,8 +192,8 @@ class Latent(Partition):
     """
 
     name = "latent"
-    groups: int = knob(2, at_least=1, help="number of clusters of similar examples")
-    embedding: latent.Embed | None = knob(
+    groups: int = hyperparameter(2, at_least=1, help="number of clusters of similar examples")
+    embedding: latent.Embed | None = hyperparameter(
         None, accepted="None, or a function of the source that returns (n, F), such as an Embedding"
     )
     cache: str | None = None
@@ -213,7 +213,7 @@ class Pachinko(Partition):
     """
 
     name = "pachinko"
-    alpha: float = knob(0.4, above=0, help=ALPHA)
+    alpha: float = hyperparameter(0.4, above=0, help=ALPHA)
 
     def assign(
         self, source: Source, num_clients: int | None, splits: Splits, seed: int
@@ -300,7 +300,7 @@ PARTITIONS: dict[str, type[Partition]] = {
 
 
 OBJECTS = f"an object of pfl.partitions ({', '.join(cls.__name__ for cls in PARTITIONS.values())})"
-Choice = Annotated[Partition, knob(accepted=OBJECTS)]
+Choice = Annotated[Partition, hyperparameter(accepted=OBJECTS)]
 
 
 def default(source: Source) -> Partition:

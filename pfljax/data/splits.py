@@ -10,7 +10,7 @@ import numpy as np
 from pfljax.contract.errors import ArgumentError
 from pfljax.data.dealing import Assignment
 from pfljax.data.sources.source import generator, mixed_bits
-from pfljax.settings.fields import knob, settings
+from pfljax.settings.fields import hyperparameter, settings
 
 
 @settings
@@ -32,12 +32,12 @@ class Splits:
         targets: "own", or "shuffled", which permutes (validation, test) pairs among clients.
     """
 
-    test_fraction: float = knob(
+    test_fraction: float = hyperparameter(
         0.2, above=0, below=1, read_with={"official_test": (False,), "replacement": (True,)}
     )
-    validation_fraction: float = knob(0.0, at_least=0, below=1)
-    train_examples: int = knob(0, at_least=0)
-    test_examples: int = knob(0, at_least=0)
+    validation_fraction: float = hyperparameter(0.0, at_least=0, below=1)
+    train_examples: int = hyperparameter(0, at_least=0)
+    test_examples: int = hyperparameter(0, at_least=0)
     official_test: bool = False
     replacement: bool = False
     targets: Literal["own", "shuffled"] = "own"

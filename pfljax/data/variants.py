@@ -16,16 +16,18 @@ from pfljax.contract.types import Examples, Split
 from pfljax.data.federation import PARTS, Federation
 from pfljax.data.sources.source import generator
 from pfljax.data.statistics import codes_of, input_codes
-from pfljax.settings.fields import NumClients, Seed, checked, knob
+from pfljax.settings.fields import NumClients, Seed, checked, hyperparameter
 
 # names the origin of clients that `split_unseen` has made, 0, and of the others, 1
 SIDE = "split_unseen"
-Count = Annotated[int, knob(at_least=1)]
+Count = Annotated[int, hyperparameter(at_least=1)]
 
 
 @checked()
 def split_unseen(
-    federation: Federation, unseen: Annotated[float, knob(at_least=0, below=1)], seed: Seed
+    federation: Federation,
+    unseen: Annotated[float, hyperparameter(at_least=0, below=1)],
+    seed: Seed,
 ) -> tuple[Federation, Federation]:
     """Holds a share of the clients out of training; returns the federations of seen and unseen clients.
 
@@ -111,8 +113,9 @@ def _joined(first: Examples, second: Examples, num_first: np.ndarray, size: np.n
 def without_tested(clients: Sequence[Federation], tested: Sequence[Federation]) -> list[Federation]:
     """Leaves out validation examples whose x is also that of a test example of any of the `tested` clients.
 
-    So no test example chooses a rate or knob, even if `clients` were divided otherwise, or an example occurs twice.
-    Where no validation example would be left, as in a table with few different rows, all stay, and a warning says so.
+    So no test example chooses a rate or hyperparameter, even if `clients` were divided otherwise, or an example
+    occurs twice. Where no validation example would be left, as in a table with few different rows, all stay, and a
+    warning says so.
     """
     known = np.append(codes_of(tested, "test"), np.uint64(0))  # 0 is padding
     keeps = [np.isin(input_codes(each, "validation"), known, invert=True) for each in clients]

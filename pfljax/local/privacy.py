@@ -19,7 +19,7 @@ import numpy as np
 from pfljax.contract import optional, processes
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Params, PyTree
-from pfljax.settings.fields import knob, settings
+from pfljax.settings.fields import hyperparameter, settings
 
 
 @settings
@@ -36,10 +36,10 @@ class Privacy:
             a secret that is drawn whenever training starts and never written.
     """
 
-    noise_multiplier: float = knob(0.0, at_least=0)
-    clip_norm: float = knob(math.inf, above=0, infinite=True)
-    delta: float = knob(1e-5, above=0, below=1, read_with={"noise_multiplier": ()})
-    noise_seed: int | None = knob(None, at_least=0, read_with={"noise_multiplier": ()})
+    noise_multiplier: float = hyperparameter(0.0, at_least=0)
+    clip_norm: float = hyperparameter(math.inf, above=0, infinite=True)
+    delta: float = hyperparameter(1e-5, above=0, below=1, read_with={"noise_multiplier": ()})
+    noise_seed: int | None = hyperparameter(None, at_least=0, read_with={"noise_multiplier": ()})
 
     def __post_init__(self):
         if self.noise_multiplier and not math.isfinite(self.clip_norm):

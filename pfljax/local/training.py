@@ -18,7 +18,7 @@ from pfljax.local import augmentation, checking
 from pfljax.local.privacy import Privacy
 from pfljax.local.solver import Solver
 from pfljax.models import Model, losses
-from pfljax.settings.fields import knob, settings
+from pfljax.settings.fields import hyperparameter, settings
 
 # `jax.default_matmul_precision` also accepts algorithms, such as TF32_TF32_F32, but each works on few platforms.
 Precision = Literal["default", "high", "highest", "bfloat16", "tensorfloat32", "float32"]
@@ -63,32 +63,34 @@ class LocalTraining:
             which a TPU multiplies in bfloat16.
     """
 
-    optimizer: optax.GradientTransformation | Callable[[Any], optax.GradientTransformation] = knob(
-        optax.adam,
-        accepted="a function of the learning rate, such as optax.sgd, or an optax transformation",
+    optimizer: optax.GradientTransformation | Callable[[Any], optax.GradientTransformation] = (
+        hyperparameter(
+            optax.adam,
+            accepted="a function of the learning rate, such as optax.sgd, or an optax transformation",
+        )
     )
-    learning_rate: float | None = knob(None, above=0)  # traced if runs share a kernel
+    learning_rate: float | None = hyperparameter(None, above=0)  # traced if runs share a kernel
     _: dataclasses.KW_ONLY
-    batch_size: int = knob(0, at_least=0)
-    epochs: int = knob(1, at_least=1)
-    steps: int = knob(0, at_least=0)
-    schedule: optax.Schedule | None = knob(
+    batch_size: int = hyperparameter(0, at_least=0)
+    epochs: int = hyperparameter(1, at_least=1)
+    steps: int = hyperparameter(0, at_least=0)
+    schedule: optax.Schedule | None = hyperparameter(
         None, accepted="a function of the round's number, or None"
     )
     keep_optimizer: bool = False
     common_init: bool | None = None
-    privacy: Privacy = knob(Privacy(), accepted="a pfljax.Privacy")
-    loss: str | Callable[[Any, Any], Any] = knob(
+    privacy: Privacy = hyperparameter(Privacy(), accepted="a pfljax.Privacy")
+    loss: str | Callable[[Any, Any], Any] = hyperparameter(
         "auto", accepted=f"auto, {', '.join(losses.LOSSES)}, or a function"
     )
-    label_smoothing: float = knob(
+    label_smoothing: float = hyperparameter(
         0.0, at_least=0, below=1, read_with={"loss": ("auto", "cross_entropy")}
     )
-    class_weights: Sequence[float] | Literal["inverse"] | None = knob(
+    class_weights: Sequence[float] | Literal["inverse"] | None = hyperparameter(
         None, accepted="positive numbers, one per class, or inverse"
     )
     augment: augmentation.Augment = "none"
-    dtype: DTypeLike = knob("float32", choices=("float32", "bfloat16"))
+    dtype: DTypeLike = hyperparameter("float32", choices=("float32", "bfloat16"))
     matmul_precision: Precision | None = None
 
     def __post_init__(self):

@@ -20,7 +20,7 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key
 from pfljax.models.low_rank import Adapted, Use
 from pfljax.models.structure import Path
-from pfljax.settings.fields import knob, settings
+from pfljax.settings.fields import hyperparameter, settings
 
 Leaves = dict[str, Array]  # by what is added to a parameter's name
 A = "_lora_a"
@@ -79,7 +79,7 @@ class Adapter:
 class Themselves(Adapter):
     """Parameters that are trained themselves."""
 
-    where: str = knob(accepted=PATTERN)  # regular expression that their paths contain
+    where: str = hyperparameter(accepted=PATTERN)  # regular expression that their paths contain
 
     def parts(self, given: Given) -> dict[Path, Part]:
         return {path: itself(given.shapes[path]) for path in matching(self.where, given.shapes)}
@@ -93,7 +93,7 @@ class head(Adapter):
         layers: Number of layers, as `Model.layers` counts them.
     """
 
-    layers: int = knob(1, at_least=1)
+    layers: int = hyperparameter(1, at_least=1)
 
     def parts(self, given: Given) -> dict[Path, Part]:
         if self.layers > len(given.layers):
@@ -115,7 +115,7 @@ class bias(Adapter):
         where: Regular expression that their paths contain.
     """
 
-    where: str = knob("", accepted=PATTERN)
+    where: str = hyperparameter("", accepted=PATTERN)
 
     def parts(self, given: Given) -> dict[Path, Part]:
         return {
@@ -138,9 +138,9 @@ class lora(Adapter):
         alpha: Scale of the product; None: `rank`.
     """
 
-    rank: int = knob(8, at_least=1)
-    where: str = knob("", accepted=PATTERN)
-    alpha: float | None = knob(None, above=0)
+    rank: int = hyperparameter(8, at_least=1)
+    where: str = hyperparameter("", accepted=PATTERN)
+    alpha: float | None = hyperparameter(None, above=0)
 
     def parts(self, given: Given) -> dict[Path, Part]:
         """A and B of each weight."""
@@ -190,7 +190,7 @@ class ia3(Adapter):
         where: Regular expression that the paths of the weights contain; others are not adapted.
     """
 
-    where: str = knob("", accepted=PATTERN)
+    where: str = hyperparameter("", accepted=PATTERN)
 
     def parts(self, given: Given) -> dict[Path, Part]:
         """The factors of each weight, which begin at 1."""
@@ -224,8 +224,8 @@ class prompt(Adapter):
             so is what it returns.
     """
 
-    length: int = knob(8, at_least=1)
-    where: str = knob(r"block_?\d+", accepted=PATTERN)
+    length: int = hyperparameter(8, at_least=1)
+    where: str = hyperparameter(r"block_?\d+", accepted=PATTERN)
 
     def prompts(self, given: Given) -> dict[Path, tuple[int, int]]:
         found = [path for path in given.inputs if path and re.fullmatch(self.where, "/".join(path))]

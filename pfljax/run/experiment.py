@@ -26,7 +26,7 @@ from pfljax.exchange.in_python import PythonPlan
 from pfljax.exchange.plan import ExecutionPlan, Peers, Plan, make_plan
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
-from pfljax.settings.fields import knob, settings
+from pfljax.settings.fields import hyperparameter, settings
 from pfljax.stages.asynchrony import clock_stage
 from pfljax.stages.attacks import Attack
 from pfljax.stages.client_privacy import ClientPrivacy
@@ -61,9 +61,9 @@ class Execution:
     """
 
     plan: Plan = "auto"
-    chunk: int = knob(8, at_least=1, read_with=("plan", "chunk"))
-    devices: int = knob(0, at_least=0, at_most=1024)
-    model_devices: int = knob(1, at_least=1, at_most=1024)
+    chunk: int = hyperparameter(8, at_least=1, read_with=("plan", "chunk"))
+    devices: int = hyperparameter(0, at_least=0, at_most=1024)
+    model_devices: int = hyperparameter(1, at_least=1, at_most=1024)
     exchange: Peers = "auto"
     client_store: Literal["device", "host", "disk"] = "device"
     cache_features: bool = True
@@ -98,17 +98,19 @@ class Numbers(NamedTuple):
 
     Attributes:
         learning_rate: Learning rate of local training; None: unknown, or the experiment's own.
-        knobs: The method's float knobs, by name.
+        hyperparameters: The method's float hyperparameters, by name.
     """
 
     learning_rate: Any
-    knobs: dict[str, Any]
+    hyperparameters: dict[str, Any]
 
 
 OWN = Numbers(None, {})
 # metadata of fields that may differ between runs in one kernel
 PER_RUN = types.MappingProxyType({"per_run": True})
-SHARED = "seed, data, learning rate and the method's float knobs"  # what may differ, in words
+SHARED = (
+    "seed, data, learning rate and the method's float hyperparameters"  # what may differ, in words
+)
 
 
 def unknown(planned: int) -> dict[str, Any]:
@@ -124,7 +126,7 @@ class Experiment:
     agree; see `differences`.
 
     Attributes:
-        method: A registered method with its knobs.
+        method: A registered method with its hyperparameters.
         problem: The problem that the method is built for.
         federation: The training clients.
         local: How clients train; `problem.solver` is made from it. None: the learning rate cannot be changed.
@@ -241,13 +243,13 @@ class Experiment:
     @property
     def numbers(self) -> Numbers:
         """The numbers that `algorithm` can replace: not those that a method declares as static."""
-        knobs: dict[str, Any] = {}
+        hyperparameters: dict[str, Any] = {}
         for field in dataclasses.fields(self.method):
             is_float = field.type in (float, "float")
             if is_float and not field.metadata.get("static"):
-                knobs[field.name] = getattr(self.method, field.name)
+                hyperparameters[field.name] = getattr(self.method, field.name)
         learning_rate = self.local.learning_rate if self.local else None
-        return Numbers(learning_rate, knobs)
+        return Numbers(learning_rate, hyperparameters)
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -258,7 +260,7 @@ class Experiment:
                 values |= entries(field.name, getattr(self, field.name))
 
         # What is traced, and a shape of the data.
-        left_out = {f"method.{name}" for name in self.numbers.knobs}
+        left_out = {f"method.{name}" for name in self.numbers.hyperparameters}
         left_out |= {"local.learning_rate", "problem.learning_rate", "problem.n_max"}
         # The solver is made from `local`, if that is known.
         derived_from_local = ("problem.solver",) if self.local is not None else ()
@@ -295,8 +297,8 @@ class Experiment:
             local = dataclasses.replace(self.local, learning_rate=learning_rate)
             solver = local.bind(problem.model)
             problem = problem._replace(solver=solver, learning_rate=learning_rate)
-        if numbers.knobs:
-            method = dataclasses.replace(method, **numbers.knobs)
+        if numbers.hyperparameters:
+            method = dataclasses.replace(method, **numbers.hyperparameters)
 
         algorithm = self.built(problem, method, learning_rate)
         algorithm = pipelined(problem, algorithm, self.stages)

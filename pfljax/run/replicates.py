@@ -55,7 +55,8 @@ class Replicates:
 
     @classmethod
     def of(cls, experiments: Sequence[Experiment]) -> Replicates:
-        """Makes replicates of runs. They may differ in seeds, data, learning rate and the method's float knobs.
+        """Makes replicates of runs. They may differ in seeds, data, learning rate and the method's float
+        hyperparameters.
 
         Raises:
             ArgumentError: if they differ in anything else; see `Experiment.fixed`.
@@ -67,16 +68,16 @@ class Replicates:
         per_run = [experiment.numbers for experiment in experiments]
 
         # Only numbers that differ are traced; the others stay constants of the program.
-        knobs: dict[str, np.ndarray] = {}
-        for name in per_run[0].knobs:
-            values = np.asarray([numbers.knobs[name] for numbers in per_run], np.float32)
+        hyperparameters: dict[str, np.ndarray] = {}
+        for name in per_run[0].hyperparameters:
+            values = np.asarray([numbers.hyperparameters[name] for numbers in per_run], np.float32)
             if len(set(values.tolist())) > 1:
-                knobs[name] = values
+                hyperparameters[name] = values
 
         rates = [numbers.learning_rate for numbers in per_run]
         rates_differ = len(set(rates)) > 1
         learning_rate = np.asarray(rates, np.float32) if rates_differ else None
-        return cls(len(experiments), Numbers(learning_rate, knobs), directories)
+        return cls(len(experiments), Numbers(learning_rate, hyperparameters), directories)
 
     @property
     def axis(self) -> int:

@@ -2,10 +2,10 @@
 
     @settings
     class Server:
-        trim: float = knob(0.2, at_least=0, below=0.5, help="share of attackers")
+        trim: float = hyperparameter(0.2, at_least=0, below=0.5, help="share of attackers")
 
     @checked()
-    def train(rounds: Annotated[int, knob(at_least=1, help="number of rounds")]): ...
+    def train(rounds: Annotated[int, hyperparameter(at_least=1, help="number of rounds")]): ...
 
 Python calls are checked against the declarations; the command line is made from the same ones.
 """
@@ -54,7 +54,7 @@ Conditions = Mapping[str, Sequence[Any]]
 ANY_TEXT = ("...",)
 
 
-def knob(
+def hyperparameter(
     default: Any = REQUIRED,
     *,
     help: str = "",
@@ -89,9 +89,10 @@ def knob(
         grid: Values that tuning tries, in ascending order. Tuning continues a grid of numbers if its edge wins.
         groups: Whether it is a number of groups of clients, which `Run(tell_groups=True)` sets to the true one.
         static: Whether the number determines shapes or host computations. Otherwise `build` may get a traced value for
-            a float knob, since tuning tries several values in one kernel.
-        read_with: Another knob and the value it must have for this knob to be read; otherwise this knob must keep its
-            default. Or a mapping from other knobs to their values, one of which is enough.
+            a float hyperparameter, since tuning tries several values in one kernel.
+        read_with: Another hyperparameter and the value it must have for this hyperparameter to be read; otherwise
+            this hyperparameter must keep its default. Or a mapping from other hyperparameters to their values, one of
+            which is enough.
         accepted: What is accepted, in words; by default, derived from the annotation and the bounds.
         former: Its name in the previous release, which is still accepted, with a warning.
     """
@@ -120,9 +121,15 @@ def knob(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-NumClients = Annotated[int, knob(at_least=1)]
-Seed = Annotated[int, knob(at_least=0)]
-Seeds = Annotated[Sequence[Seed], knob(distinct=True, empty=False)]
+def knob(*args: Any, **kwargs: Any) -> Any:  # former name
+    """The function under its former name, for one release."""
+    warnings.warn("knob is now hyperparameter", FutureWarning, stacklevel=2)  # former name
+    return hyperparameter(*args, **kwargs)
+
+
+NumClients = Annotated[int, hyperparameter(at_least=1)]
+Seed = Annotated[int, hyperparameter(at_least=0)]
+Seeds = Annotated[Sequence[Seed], hyperparameter(distinct=True, empty=False)]
 
 
 class Field(NamedTuple):
@@ -132,7 +139,7 @@ class Field(NamedTuple):
         name: Its name.
         hint: Its type, without `Annotated`.
         default: Its default; `REQUIRED` if it has none.
-        limits: The metadata made by `knob`; empty without `knob`.
+        limits: The metadata made by `hyperparameter`; empty without `hyperparameter`.
     """
 
     name: str

@@ -1,11 +1,11 @@
-"""Declaring a method: one frozen dataclass of knobs, registered by a decorator.
+"""Declaring a method: one frozen dataclass of hyperparameters, registered by a decorator.
 
 @method(keeps="its model", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class Ditto:
     \"\"\"Ditto (Li et al., 2021): a global model and personal models regularized toward it.\"\"\"
 
-    mu: float = knob(0.1, at_least=0, help="lambda, pull of the personal model toward the global one")
+    mu: float = hyperparameter(0.1, at_least=0, help="lambda, pull of the personal model toward the global one")
 
     def build(self, problem): ...
 """
@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.settings import fields
-from pfljax.settings.fields import knob as knob
+from pfljax.settings.fields import hyperparameter as hyperparameter
 
 T = TypeVar("T", bound=type)
 METHODS: dict[str, Any] = {}  # the registry: name -> class, in the order of registration
@@ -32,7 +32,7 @@ METHODS: dict[str, Any] = {}  # the registry: name -> class, in the order of reg
 
 @dataclasses.dataclass(frozen=True)
 class MethodInfo:
-    """Information about a registered method besides its knobs; the `info` attribute of its class.
+    """Information about a registered method besides its hyperparameters; the `info` attribute of its class.
 
     Attributes:
         name: Registered name.
@@ -72,9 +72,9 @@ def method(
     validates: bool = False,
     knows: str = "",
 ) -> Any:
-    """Registers a frozen dataclass of knobs with a `build(problem) -> Algorithm` as a method.
+    """Registers a frozen dataclass of hyperparameters with a `build(problem) -> Algorithm` as a method.
 
-    Creating an instance checks its knobs: their ranges, and that a `Literal` has one of its values.
+    Creating an instance checks its hyperparameters: their ranges, and that a `Literal` has one of its values.
 
     Args:
         cls: The class, in `@method` without parentheses; otherwise a decorator is returned.
@@ -82,8 +82,8 @@ def method(
         travels: What travels in a round, in words, for the list of methods.
         name: Registered name; by default the class name in lower case.
         validates: Whether the method needs validation examples.
-        knows: What it is always told that others are not, in words, for tables; "": nothing. Knobs declare what it may
-            be told: `knob(groups=True)`.
+        knows: What it is always told that others are not, in words, for tables; "": nothing. Hyperparameters declare
+            what it may be told: `hyperparameter(groups=True)`.
 
     Raises:
         ArgumentError: if a class of another file, or another class of the file, has the name.
@@ -99,7 +99,7 @@ def method(
         title = _title(inspect.getdoc(cls) or "")
         cls.info = MethodInfo(registered, title, keeps, travels, validates, knows)
         cls.__init__ = fields.checked(cls=cls, owner=registered)(cls.__init__)
-        cls.build = _naming_knobs(cls, registered)
+        cls.build = _naming_hyperparameters(cls, registered)
         METHODS[registered] = cls
         return cls
 
@@ -128,17 +128,17 @@ def _title(doc: str) -> str:
     return title.rstrip(".")
 
 
-def _naming_knobs(cls: Any, registered: str) -> Callable[..., Any]:
-    """The `build` of a method; an error about one of its knobs names the method."""
+def _naming_hyperparameters(cls: Any, registered: str) -> Callable[..., Any]:
+    """The `build` of a method; an error about one of its hyperparameters names the method."""
     build_method = cls.build
-    knobs = {field.name for field in dataclasses.fields(cls)}
+    hyperparameters = {field.name for field in dataclasses.fields(cls)}
 
     @functools.wraps(build_method)
     def build(self: Any, problem: Any) -> Any:
         try:
             return build_method(self, problem)
         except ArgumentError as error:
-            if error.argument in knobs:
+            if error.argument in hyperparameters:
                 raise error.of(registered) from error.__cause__
             raise error from error.__cause__
 
@@ -152,7 +152,7 @@ def _origin(cls: type) -> tuple[str, str]:
 
 
 def numbers_of_groups(method: Any) -> list[str]:
-    """The knobs of a method, or of its class, that `tell` sets."""
+    """The hyperparameters of a method, or of its class, that `tell` sets."""
     return [field.name for field in dataclasses.fields(method) if field.metadata.get("groups")]
 
 
@@ -212,7 +212,7 @@ def get(name: str) -> Any:
 
 
 def former_names() -> dict[str, str]:
-    """Former names of methods' knobs and their present ones, METHOD.KNOB."""
+    """Former names of methods' hyperparameters and their present ones, METHOD.HYPERPARAMETER."""
     names = {}
     for name, cls in METHODS.items():
         for former, present in fields.present_names(fields.fields_of(cls)).items():

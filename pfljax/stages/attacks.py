@@ -35,7 +35,7 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.lazy import LazyArray
 from pfljax.contract.types import Algorithm, Array, ClientOutput, Key, PyTree, Split, Told
 from pfljax.local.problem import Problem
-from pfljax.settings.fields import knob, settings
+from pfljax.settings.fields import hyperparameter, settings
 from pfljax.stages.backdoor import SUCCESS, Trigger
 from pfljax.stages.collusion import Collusion
 from pfljax.stages.messages import LocalWork, choose, is_float, values_of, with_new_values
@@ -82,12 +82,14 @@ class Attack:
     """
 
     kind: Kind = "none"
-    attackers: float = knob(0.2, at_least=0, below=1, read_with={"kind": get_args(Kind)[1:]})
-    strength: float = knob(4.0, above=0, read_with={"kind": SCALED})
-    z: float = knob(1.5, at_least=0, read_with=("kind", "alie"))
-    target: int = knob(0, at_least=0, read_with={"kind": STAMPED})
-    poisoned: float = knob(0.5, above=0, at_most=1, read_with={"kind": STAMPED})
-    trigger: float = knob(1.0, read_with={"kind": STAMPED})
+    attackers: float = hyperparameter(
+        0.2, at_least=0, below=1, read_with={"kind": get_args(Kind)[1:]}
+    )
+    strength: float = hyperparameter(4.0, above=0, read_with={"kind": SCALED})
+    z: float = hyperparameter(1.5, at_least=0, read_with=("kind", "alie"))
+    target: int = hyperparameter(0, at_least=0, read_with={"kind": STAMPED})
+    poisoned: float = hyperparameter(0.5, above=0, at_most=1, read_with={"kind": STAMPED})
+    trigger: float = hyperparameter(1.0, read_with={"kind": STAMPED})
 
     @property
     def backdoor(self) -> Trigger | None:

@@ -50,7 +50,7 @@ from pfljax.exchange import traffic
 from pfljax.exchange.rounds import cohort_of
 from pfljax.local.privacy import BY_LOSS, BY_SEED, accountant, finite
 from pfljax.local.problem import Problem
-from pfljax.settings.fields import knob, settings
+from pfljax.settings.fields import hyperparameter, settings
 from pfljax.stages.messages import LocalWork, either
 from pfljax.stages.stage import Stage, StageState
 
@@ -85,14 +85,14 @@ class ClientPrivacy:
         noise_seed: For tests only: a seed for the noise and for who takes part; see `Privacy`.
     """
 
-    noise_multiplier: float = knob(0.0, at_least=0)
-    clip_norm: float = knob(math.inf, above=0, infinite=True)
-    mechanism: Literal["gaussian", "tree"] = knob("gaussian", read_with=NOISY)
-    adaptive_quantile: float = knob(0.0, at_least=0, below=1)
-    clip_rate: float = knob(0.2, above=0, read_with=ADAPTIVE)
-    count_noise: float = knob(0.0, at_least=0, read_with=ADAPTIVE)
-    delta: float = knob(1e-5, above=0, below=1, read_with=NOISY)
-    noise_seed: int | None = knob(None, at_least=0, read_with=NOISY)
+    noise_multiplier: float = hyperparameter(0.0, at_least=0)
+    clip_norm: float = hyperparameter(math.inf, above=0, infinite=True)
+    mechanism: Literal["gaussian", "tree"] = hyperparameter("gaussian", read_with=NOISY)
+    adaptive_quantile: float = hyperparameter(0.0, at_least=0, below=1)
+    clip_rate: float = hyperparameter(0.2, above=0, read_with=ADAPTIVE)
+    count_noise: float = hyperparameter(0.0, at_least=0, read_with=ADAPTIVE)
+    delta: float = hyperparameter(1e-5, above=0, below=1, read_with=NOISY)
+    noise_seed: int | None = hyperparameter(None, at_least=0, read_with=NOISY)
 
     def __post_init__(self):
         if not math.isfinite(self.clip_norm):

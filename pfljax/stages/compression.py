@@ -50,7 +50,7 @@ from pfljax.contract.types import (
 from pfljax.contract.vectors import orthonormal, over_vectors
 from pfljax.exchange.lifting import shapes_of_client
 from pfljax.local.problem import Problem
-from pfljax.settings.fields import knob, settings
+from pfljax.settings.fields import hyperparameter, settings
 from pfljax.stages.messages import LocalWork, floats, payload, values_of, with_new_values
 from pfljax.stages.stage import Stage, StageState
 
@@ -75,9 +75,9 @@ class Compression:
         error_feedback: Whether clients add to an update what compression left out of earlier ones.
     """
 
-    upload: str = knob("none", accepted=f"none, {FORMS}")
-    download: str = knob("none", accepted="none, quantize:BITS (1 to 8)")
-    error_feedback: bool = knob(True, read_with={"upload": BIASED})
+    upload: str = hyperparameter("none", accepted=f"none, {FORMS}")
+    download: str = hyperparameter("none", accepted="none, quantize:BITS (1 to 8)")
+    error_feedback: bool = hyperparameter(True, read_with={"upload": BIASED})
 
     def __post_init__(self):
         parsed("upload", self.upload, FORMS)

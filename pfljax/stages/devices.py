@@ -26,7 +26,7 @@ import numpy as np
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.paths import expanded
 from pfljax.contract.types import Array, Key
-from pfljax.settings.fields import knob, settings
+from pfljax.settings.fields import hyperparameter, settings
 
 DAY = 86_400.0  # seconds
 INFERENCES = 3  # in FedScale, a gradient takes as long
@@ -57,15 +57,15 @@ class Clock:
         seed: Seed for the devices; the same for all runs of a comparison.
     """
 
-    compute: str = knob("lognormal:0.1:1", accepted=DRAWN)
-    bandwidth: str = knob("lognormal:10:1", accepted=DRAWN)
+    compute: str = hyperparameter("lognormal:0.1:1", accepted=DRAWN)
+    bandwidth: str = hyperparameter("lognormal:10:1", accepted=DRAWN)
     devices: str = ""
-    availability: str = knob("always", accepted=TIMES)
-    deadline: float = knob(math.inf, above=0, infinite=True)
-    over_selection: float = knob(0.0, at_least=0, at_most=10)
-    turns: int = knob(0, at_least=0)
-    concurrency: int = knob(0, at_least=0)
-    seed: int = knob(0, at_least=0)
+    availability: str = hyperparameter("always", accepted=TIMES)
+    deadline: float = hyperparameter(math.inf, above=0, infinite=True)
+    over_selection: float = hyperparameter(0.0, at_least=0, at_most=10)
+    turns: int = hyperparameter(0, at_least=0)
+    concurrency: int = hyperparameter(0, at_least=0)
+    seed: int = hyperparameter(0, at_least=0)
 
     def __post_init__(self):
         for name in ("compute", "bandwidth"):

@@ -36,7 +36,7 @@ from pfljax.contract.types import (
     Topology,
 )
 from pfljax.local.problem import Problem
-from pfljax.settings.fields import knob, settings
+from pfljax.settings.fields import hyperparameter, settings
 from pfljax.stages.messages import (
     LocalWork,
     dropped,
@@ -68,9 +68,9 @@ class Faults:
             clients would be dropped, if its method's clients mix what all neighbors send, or if its noise is private.
     """
 
-    dropout: float = knob(0.0, at_least=0, below=1)
-    lost: float = knob(0.0, at_least=0, below=1)
-    broken: float = knob(0.0, at_least=0, below=1)
+    dropout: float = hyperparameter(0.0, at_least=0, below=1)
+    lost: float = hyperparameter(0.0, at_least=0, below=1)
+    broken: float = hyperparameter(0.0, at_least=0, below=1)
     on_divergence: Literal["drop", "stop"] = "drop"
 
     @property

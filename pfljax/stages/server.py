@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.local.problem import Problem
-from pfljax.settings.fields import knob, settings
+from pfljax.settings.fields import hyperparameter, settings
 from pfljax.stages.attacks import Attack
 from pfljax.stages.combining import Combining
 from pfljax.stages.robust import TRIMMING, Aggregator, check_number
@@ -36,10 +36,10 @@ class Server:
     """
 
     sampler: Sampler = "uniform"
-    candidates: int = knob(0, at_least=0, read_with=("sampler", "power_of_choice"))
+    candidates: int = hyperparameter(0, at_least=0, read_with=("sampler", "power_of_choice"))
     aggregator: Aggregator = "mean"
-    trim: float = knob(0.2, at_least=0, below=0.5, read_with={"aggregator": TRIMMING})
-    root_examples: int = knob(100, at_least=1, read_with=("aggregator", "fltrust"))
+    trim: float = hyperparameter(0.2, at_least=0, below=0.5, read_with={"aggregator": TRIMMING})
+    root_examples: int = hyperparameter(100, at_least=1, read_with=("aggregator", "fltrust"))
     secure_aggregation: bool = False
 
     def described(self, num: int) -> str:

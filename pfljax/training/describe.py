@@ -41,9 +41,11 @@ def settings(
     if not isinstance(local.loss, str):
         comparable["local.loss"] = _name(local.loss)
     name = method.info.name
-    knobs = dataclasses.asdict(method)
+    hyperparameters = dataclasses.asdict(method)
     values = {"method": name}
-    values |= {f"{name}.{knob}": value for knob, value in knobs.items()}
+    values |= {
+        f"{name}.{hyperparameter}": value for hyperparameter, value in hyperparameters.items()
+    }
     values["model"] = repr(model) if dataclasses.is_dataclass(model) else _name(model)
     values |= comparable
     values |= options

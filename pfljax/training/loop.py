@@ -28,7 +28,7 @@ from pfljax.local.privacy import secret_key
 from pfljax.run import memory
 from pfljax.run.experiment import Experiment
 from pfljax.run.replicates import Replicates
-from pfljax.settings.fields import knob
+from pfljax.settings.fields import hyperparameter
 from pfljax.stores.registry import store_of
 from pfljax.training import conformance, mixing, scoring
 from pfljax.training.compiling import Dispatch, compile_to_fit, dispatcher
@@ -49,10 +49,10 @@ class Diverged(RunError):
     """A loss that is not finite."""
 
 
-Rounds = Annotated[int, knob(at_least=1, help="number of communication rounds R")]
-EvalEvery = Annotated[int, knob(at_least=1, help="number of rounds between evaluations")]
+Rounds = Annotated[int, hyperparameter(at_least=1, help="number of communication rounds R")]
+EvalEvery = Annotated[int, hyperparameter(at_least=1, help="number of rounds between evaluations")]
 CheckpointEvery = Annotated[
-    int, knob(at_least=1, help="minimum number of rounds between checkpoints")
+    int, hyperparameter(at_least=1, help="minimum number of rounds between checkpoints")
 ]
 
 
@@ -690,9 +690,9 @@ def most_dropped(times: dict[int, int]) -> str:
 def check(experiment: Experiment) -> Experiment:
     """Builds the method once, to find mistakes before compiling anything. Returns the run.
 
-    Raises `ArgumentError` for a knob that does not fit the clients or the model, a user's method that returns something
-    that is not accepted, a store that does not support the method, a metric of the run's that has the name of one of
-    the method's, or more clients to score than there are.
+    Raises `ArgumentError` for a hyperparameter that does not fit the clients or the model, a user's method that
+    returns something that is not accepted, a store that does not support the method, a metric of the run's that has
+    the name of one of the method's, or more clients to score than there are.
     """
     num = experiment.federation.num_clients
     if experiment.eval_clients > num:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pfljax.settings.fields import knob, settings
+from pfljax.settings.fields import hyperparameter, settings
 from pfljax.training.scoring import best_row
 
 Stop = Callable[[Sequence[dict]], bool | str]
@@ -18,7 +18,7 @@ class Patience:
         patience: Stop after this many rounds without a better validation score, or training loss without validation.
     """
 
-    patience: int = knob(at_least=1)
+    patience: int = hyperparameter(at_least=1)
 
     def __call__(self, rows: Sequence[dict]) -> str:
         """Returns why to stop after the last row; "" to go on."""

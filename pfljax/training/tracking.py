@@ -16,14 +16,14 @@ from pfljax.contract import optional
 from pfljax.contract.paths import expanded
 from pfljax.evaluation import collaboration
 from pfljax.folder import files
-from pfljax.settings.fields import checked, knob
+from pfljax.settings.fields import checked, hyperparameter
 
 FLUSH_SECONDS = 1  # maximum delay until TensorBoard sees an evaluation
 MAX_MATRIX = 2000  # no collaboration matrix with more clients or models
 PROJECT = "pfljax"  # unless the user or the library's environment variable names another
 NAME = "run.txt"  # contains the library's name of a run, by which a resumed run continues it
 
-Folder = Annotated[str | Path, knob(accepted="the path of a folder")]
+Folder = Annotated[str | Path, hyperparameter(accepted="the path of a folder")]
 
 
 class Evaluation(NamedTuple):

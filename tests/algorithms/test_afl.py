@@ -21,4 +21,6 @@ def afl(rounds):
 
 
 def test_afl_by_hand():
-    by_hand("afl", afl, epochs=1, knobs={"weights_learning_rate": RATE}, rtol=1e-3, atol=1e-4)
+    by_hand(
+        "afl", afl, epochs=1, hyperparameters={"weights_learning_rate": RATE}, rtol=1e-3, atol=1e-4
+    )

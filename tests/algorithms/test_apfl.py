@@ -38,7 +38,7 @@ def apfl(rate):
 
 @pytest.mark.parametrize("rate", [0.0, 0.05, 10.0])
 def test_apfl_by_hand(rate):
-    options = {"knobs": {"alpha": 0.3, "alpha_learning_rate": rate}, "rounds": 2}
+    options = {"hyperparameters": {"alpha": 0.3, "alpha_learning_rate": rate}, "rounds": 2}
     rounds = by_hand("apfl", apfl(rate), rtol=1e-3, atol=1e-4, **options)
     is_cut = set(np.round(rounds.states[-1].rows.alpha, 3).tolist()) & {0.0, 1.0}
     assert bool(is_cut) == (rate == 10)

@@ -14,7 +14,12 @@ from pfljax.contract.types import ClientContext, Cohort, State
 from pfljax.exchange import lifting
 
 SHARES = np.array(SIZES) / sum(SIZES)
-KNOBS = {"weights_learning_rate": 0.05, "weights_momentum": 0.0, "mu": 2.0, "pull_share": 0.75}
+HYPERPARAMETERS = {
+    "weights_learning_rate": 0.05,
+    "weights_momentum": 0.0,
+    "mu": 2.0,
+    "pull_share": 0.75,
+}
 
 
 def train(rounds, cores, p, copies, strength, rate, momentum):
@@ -67,8 +72,8 @@ def shares_of(rounds):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_rounds_by_hand(momentum):
-    knobs = KNOBS | {"weights_momentum": momentum}
-    rounds = by_hand("apple", apple(**knobs), rounds=4, knobs=knobs)
+    hyperparameters = HYPERPARAMETERS | {"weights_momentum": momentum}
+    rounds = by_hand("apple", apple(**hyperparameters), rounds=4, hyperparameters=hyperparameters)
     p = shares_of(rounds)
     cores = entry(rounds.states[-1], "models")
     assert np.abs(p - SHARES).max() > 0.1 and (p < 0).any()
@@ -78,7 +83,7 @@ def test_rounds_by_hand(momentum):
 
 
 def test_the_shares_that_a_run_records_have_signs():
-    rounds = play("apple", rounds=4, knobs=KNOBS)
+    rounds = play("apple", rounds=4, hyperparameters=HYPERPARAMETERS)
     p = shares_of(rounds)
     clients = rounds.federation.client_data
     shown = toys.used(
@@ -94,9 +99,11 @@ def test_the_shares_that_a_run_records_have_signs():
 
 
 def test_cores_that_are_not_downloaded_are_stale_copies_by_hand():
-    knobs = {"neighbors": 1, "weights_learning_rate": 0.05, "mu": 1.0, "pull_share": 1.0}
+    hyperparameters = {"neighbors": 1, "weights_learning_rate": 0.05, "mu": 1.0, "pull_share": 1.0}
     script = [[[k, (k + 1 + (number + k) % 3) % 4] for k in range(4)] for number in range(4)]
-    rounds = by_hand("apple", apple(script=script), rounds=4, knobs=knobs, script=script)
+    rounds = by_hand(
+        "apple", apple(script=script), rounds=4, hyperparameters=hyperparameters, script=script
+    )
     p = shares_of(rounds)
     each = entry(rounds, "states.4.models")
     copies = np.tile(entry(rounds, "states.0.models"), (4, 1, 1))
@@ -115,8 +122,8 @@ def test_cores_that_are_not_downloaded_are_stale_copies_by_hand():
 
 
 def test_absent_clients_cores_are_mixed_as_they_are_by_hand():
-    knobs = {"weights_learning_rate": 0.05, "mu": 1.0, "pull_share": 1.0}
-    rounds = by_hand("apple", apple(), knobs=knobs, cohort=2)
+    hyperparameters = {"weights_learning_rate": 0.05, "mu": 1.0, "pull_share": 1.0}
+    rounds = by_hand("apple", apple(), hyperparameters=hyperparameters, cohort=2)
     assert len({*np.concatenate([rounds.cohort(number) for number in rounds])}) > 2
 
 
@@ -145,7 +152,7 @@ def alone(rounds):
 
 
 def test_a_client_without_others_trains_as_local_does():
-    by_hand("apple", alone, sizes=(5,), knobs={"weights_learning_rate": 0.0})
+    by_hand("apple", alone, sizes=(5,), hyperparameters={"weights_learning_rate": 0.0})
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_per_fedavg_writes_them_where_it_takes_the_outer_gradient():
             predictions = [[adapted(rounds, k, theta)] for k in rounds.clients]
             yield {"models": [theta], "predictions": predictions}
 
-    by_hand("per_fedavg", reference, knobs={"personal_learning_rate": alpha}, **OPTIONS)
+    by_hand("per_fedavg", reference, hyperparameters={"personal_learning_rate": alpha}, **OPTIONS)
 
 
 def test_pfedme_writes_them_at_w():
@@ -120,13 +120,13 @@ def test_pfedme_writes_them_at_w():
                 "predictions": [[theta] for theta in personal],
             }
 
-    knobs = {
+    hyperparameters = {
         "mu": strength,
         "personal_learning_rate": rate,
         "personal_steps": steps,
         "beta": beta,
     }
-    by_hand("pfedme", reference, knobs=knobs, **OPTIONS)
+    by_hand("pfedme", reference, hyperparameters=hyperparameters, **OPTIONS)
 
 
 def test_apfl_writes_those_of_the_mixture_beside_the_client_s_own_model():
@@ -157,4 +157,6 @@ def test_apfl_writes_those_of_the_mixture_beside_the_client_s_own_model():
             predictions = [[mixed(own, w)] for own in v]
             yield {"models": [w], "clients.row.personal.params": v, "predictions": predictions}
 
-    by_hand("apfl", reference, knobs={"alpha": alpha, "alpha_learning_rate": 0.0}, **OPTIONS)
+    by_hand(
+        "apfl", reference, hyperparameters={"alpha": alpha, "alpha_learning_rate": 0.0}, **OPTIONS
+    )

@@ -122,14 +122,22 @@ def test_ccvr_by_hand(monkeypatch):
 
     monkeypatch.setattr("pfljax.algorithms.ccvr.draw", draw_given)
     monkeypatch.setattr(toys, "COMPILED", {})  # programs with these draws are nobody else's
-    knobs = {"virtual": VIRTUAL, "server_steps": STEPS}
-    by_hand("ccvr", ccvr(z, real), knobs=knobs, sizes=SIZES, hidden=(WIDTH,), rounds=2, rtol=1e-5)
+    hyperparameters = {"virtual": VIRTUAL, "server_steps": STEPS}
+    by_hand(
+        "ccvr",
+        ccvr(z, real),
+        hyperparameters=hyperparameters,
+        sizes=SIZES,
+        hidden=(WIDTH,),
+        rounds=2,
+        rtol=1e-5,
+    )
 
 
 @pytest.mark.slow
 def test_without_steps_the_model_is_fedavg_s():
     options = {"rounds": 3, "sizes": SIZES, "batch_size": 2, "epochs": 2}
     fedavg = networks.play("fedavg", **options).states
-    found = networks.play("ccvr", **options, knobs={"server_steps": 0}).states
+    found = networks.play("ccvr", **options, hyperparameters={"server_steps": 0}).states
     toys.assert_trees_close(found[-1].models, fedavg[-1].models, rtol=1e-5, atol=1e-6)
     toys.assert_trees_close(found[-1].server.state, fedavg[-2].models, rtol=1e-5, atol=1e-6)

@@ -65,17 +65,17 @@ def test_the_bipartition_has_the_least_similarity_across():
 
 
 @jax.jit
-def split(label, products, size, knobs):
-    """Labels after a round; the knobs are traced, so that calls share a program."""
-    return clustered.split_clusters(label, products, size, clustered.ClusteredFL(**knobs))
+def split(label, products, size, hyperparameters):
+    """Labels after a round; the hyperparameters are traced, so that calls share a program."""
+    return clustered.split_clusters(label, products, size, clustered.ClusteredFL(**hyperparameters))
 
 
-def split_of(updates, size=None, label=None, **knobs):
+def split_of(updates, size=None, label=None, **hyperparameters):
     updates = np.float32(updates)
     label = np.zeros(len(updates), np.int32) if label is None else np.int32(label)
     size = np.ones(len(updates), np.float32) if size is None else np.float32(size)
-    knobs = {"eps1": 0.5, "eps2": 0.4} | knobs
-    return np.asarray(split(label, updates @ updates.T, size, knobs)).tolist()
+    hyperparameters = {"eps1": 0.5, "eps2": 0.4} | hyperparameters
+    return np.asarray(split(label, updates @ updates.T, size, hyperparameters)).tolist()
 
 
 def test_a_cluster_is_split_only_where_it_is_stationary_and_its_clients_are_not():
@@ -186,7 +186,9 @@ def test_by_default_clusters_are_the_distributions(kinds):
 @pytest.mark.long
 def test_without_an_estimate_of_the_noise_equal_clients_split():
     federation = noisy_targets(1)
-    states = play("clustered", rounds=40, epochs=2, federation=federation, knobs={"gamma": 0.0})[2]
+    states = play(
+        "clustered", rounds=40, epochs=2, federation=federation, hyperparameters={"gamma": 0.0}
+    )[2]
     assert len(set(states[-1].server.state.label.tolist())) > 1
 
 
@@ -195,9 +197,9 @@ def test_clusters_are_found_and_averaged_apart():
     federation = toys.make_federation((20,) * 6, "regression", features=4, seed=3)
     sign = np.where(np.arange(6) % 2, -1, 1)[:, None]
     federation.train.y[...] = sign * federation.train.x.sum(axis=2)
-    knobs = {"eps1": 0.4, "eps2": 0.6, "relative": False}
+    hyperparameters = {"eps1": 0.4, "eps2": 0.6, "relative": False}
     _, _, states, records, predictions = play(
-        "clustered", rounds=6, epochs=2, knobs=knobs, federation=federation
+        "clustered", rounds=6, epochs=2, hyperparameters=hyperparameters, federation=federation
     )
     np.testing.assert_array_equal(states[-1].server.state.label, [0, 1, 0, 1, 0, 1])
     assert records[-1].metrics["clusters"] == 2
@@ -209,6 +211,10 @@ def test_clusters_are_found_and_averaged_apart():
         trained = [descend(federation, k, before[k], 2) for k in range(kind, 6, 2)]
         np.testing.assert_allclose(theta[kind], np.mean(trained, axis=0), rtol=1e-4, atol=1e-5)
     late = play(
-        "clustered", rounds=2, epochs=2, knobs=knobs | {"warmup": 9}, federation=federation
+        "clustered",
+        rounds=2,
+        epochs=2,
+        hyperparameters=hyperparameters | {"warmup": 9},
+        federation=federation,
     )[2]
     assert (np.asarray(late[-1].server.state.label) == 0).all()

@@ -79,7 +79,7 @@ class Run:
         *,
         plan: ExecutionPlan = ONE_BY_ONE,
         cohort=COHORT,
-        knobs=None,
+        hyperparameters=None,
         shape=(3,),
         **options,
     ):
@@ -95,7 +95,7 @@ class Run:
 
         self.problem = problem.with_loss(counted)
         self.algorithm: Algorithm = toys.make_algorithm(
-            name, self.problem, **FASTER.get(name, {}) | (knobs or {})
+            name, self.problem, **FASTER.get(name, {}) | (hyperparameters or {})
         )
         one_round = make_round(self.algorithm, plan, cohort)
         if isinstance(plan, PythonPlan):
@@ -343,7 +343,7 @@ def test_every_plan_gives_the_same_numbers(name, cohort, plan):
     np.testing.assert_allclose(found, run.losses(states[-1], clients, test), rtol=2e-4)
 
 
-# Knobs that remove randomness when all clients hold all models.
+# Hyperparameters that remove randomness when all clients hold all models.
 WITHOUT_CHANCE = {
     "federico": {"neighbors": K - 1},
     "dfedem": {"graph": "complete"},
@@ -391,10 +391,12 @@ def begin_renumbered(name, algorithm, problem, key, clients):
 
 @toys.each_method(fast=("scaffold",), slow=toys.KINDS, grouped=True)
 def test_renumbering_the_clients_renumbers_the_results(name):
-    knobs = WITHOUT_CHANCE.get(name, {})
-    run = Run(name, cohort=K, knobs=knobs, optimizer=optax.sgd(0.2), batch_size=0)
+    hyperparameters = WITHOUT_CHANCE.get(name, {})
+    run = Run(
+        name, cohort=K, hyperparameters=hyperparameters, optimizer=optax.sgd(0.2), batch_size=0
+    )
     problem = Renumbered(*run.problem)
-    renumbered = toys.make_algorithm(name, problem, **FASTER.get(name, {}) | knobs)
+    renumbered = toys.make_algorithm(name, problem, **FASTER.get(name, {}) | hyperparameters)
     begin = jax.jit(functools.partial(begin_renumbered, name, renumbered, problem))
     federation = run.federation
     found = []
@@ -473,7 +475,7 @@ def test_clients_out_of_the_cohort_stay_as_they_are(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_says_what_it_is_and_every_knob_what_it_does(name):
+def test_a_method_says_what_it_is_and_every_hyperparameter_what_it_does(name):
     method = METHODS[name]
     assert method.__dataclass_params__.frozen and getattr(algorithms, method.__name__) is method
     assert (

@@ -17,4 +17,4 @@ def ditto(rounds):
 
 
 def test_ditto_by_hand():
-    by_hand("ditto", ditto, knobs={"mu": STRENGTH}, epochs=3)
+    by_hand("ditto", ditto, hyperparameters={"mu": STRENGTH}, epochs=3)

@@ -23,11 +23,13 @@ NOBODY = [
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs", "options"), NOBODY, ids=["fedavg", "fedbuff", "scaffold", "ifca"]
+    ("name", "hyperparameters", "options"), NOBODY, ids=["fedavg", "fedbuff", "scaffold", "ifca"]
 )
-def test_a_round_to_which_nobody_contributes_changes_no_model(name, knobs, options):
+def test_a_round_to_which_nobody_contributes_changes_no_model(name, hyperparameters, options):
     """The cohort is one client, in some rounds the one without examples."""
-    rounds = play(name, knobs=knobs, rounds=6, sizes=(4, 0), cohort=1, **options)
+    rounds = play(
+        name, hyperparameters=hyperparameters, rounds=6, sizes=(4, 0), cohort=1, **options
+    )
     alone = [int(rounds.cohort(number)[0]) for number in rounds]
     assert set(alone) == {0, 1}
     for number, client in enumerate(alone):
@@ -46,7 +48,7 @@ def test_fedamp_s_server_keeps_the_models_of_absent_clients():
 
 
 def test_federico_s_clients_count_the_rounds_that_they_took_part_in():
-    rounds = play("federico", rounds=4, cohort=3, knobs={"neighbors": 1})
+    rounds = play("federico", rounds=4, cohort=3, hyperparameters={"neighbors": 1})
     counts = np.zeros(4, int)
     for number in rounds:
         counts[rounds.cohort(number)] += 1
@@ -73,8 +75,10 @@ def test_clusters_split_in_whatever_unit_updates_are(scale):
     label = jnp.zeros(4, jnp.int32)
     size = jnp.ones(4)
     for eps1, expected in ((0.5, [0, 1, 0, 1]), (0.001, [0, 0, 0, 0])):
-        knobs = clustered.ClusteredFL(eps1=eps1, eps2=0.4)
-        found = split(label, scale**2 * updates @ updates.T, size, knobs, jnp.float32(scale))
+        hyperparameters = clustered.ClusteredFL(eps1=eps1, eps2=0.4)
+        found = split(
+            label, scale**2 * updates @ updates.T, size, hyperparameters, jnp.float32(scale)
+        )
         assert found.tolist() == expected
 
 

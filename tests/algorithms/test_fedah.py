@@ -67,8 +67,12 @@ def fedah(rate):
 @pytest.mark.parametrize("rate", [1.0, 40.0, 0.0])
 def test_fedah_by_hand(rate):
     """At the highest rate, weights reach 0, the end of [0, 1]."""
-    knobs = {"weights_learning_rate": rate, "head_epochs": HEAD_EPOCHS, "body_epochs": BODY_EPOCHS}
-    rounds = by_hand("fedah", fedah(rate), knobs=knobs, rtol=1e-5, **OPTIONS)
+    hyperparameters = {
+        "weights_learning_rate": rate,
+        "head_epochs": HEAD_EPOCHS,
+        "body_epochs": BODY_EPOCHS,
+    }
+    rounds = by_hand("fedah", fedah(rate), hyperparameters=hyperparameters, rtol=1e-5, **OPTIONS)
     weights = jax.tree.leaves(rounds.states[-1].rows.weights)
     values = np.concatenate([np.ravel(leaf) for leaf in weights])
     assert (values.min() < 0.9999) == (rate > 0)
@@ -76,8 +80,12 @@ def test_fedah_by_hand(rate):
 
 
 def test_clients_may_predict_with_their_own_heads():
-    knobs = {"weights_learning_rate": 1.0, "head_epochs": HEAD_EPOCHS, "body_epochs": BODY_EPOCHS}
-    rounds = play("fedah", knobs=knobs, **OPTIONS)
+    hyperparameters = {
+        "weights_learning_rate": 1.0,
+        "head_epochs": HEAD_EPOCHS,
+        "body_epochs": BODY_EPOCHS,
+    }
+    rounds = play("fedah", hyperparameters=hyperparameters, **OPTIONS)
     algorithm = toys.make_algorithm("fedah", rounds.problem, predict="own")
     state = rounds.states[-1]
     kept = jax.tree.map(lambda leaf: leaf[1], state.rows)

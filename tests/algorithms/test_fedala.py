@@ -78,7 +78,7 @@ def fedala(rate):
     return reference
 
 
-def knobs_of(rate):
+def hyperparameters_of(rate):
     """All examples teach the weights, and the score is of what the next round would start from."""
     return {
         "weights_learning_rate": rate,
@@ -91,7 +91,9 @@ def knobs_of(rate):
 @pytest.mark.parametrize(("rate", "rounds"), [(1.0, 1), (1.0, 3), (60.0, 4)])
 def test_fedala_by_hand(rate, rounds):
     """At the higher rate, weights reach 0, the end of [0, 1]."""
-    played = by_hand("fedala", fedala(rate), knobs=knobs_of(rate), rounds=rounds, **OPTIONS)
+    played = by_hand(
+        "fedala", fedala(rate), hyperparameters=hyperparameters_of(rate), rounds=rounds, **OPTIONS
+    )
     leaves = [jax.tree.leaves(state.rows.weights) for state in played.states]
     seen = [np.concatenate([np.ravel(leaf) for leaf in weights]) for weights in leaves]
     np.testing.assert_array_equal(seen[1], 1)
@@ -101,7 +103,7 @@ def test_fedala_by_hand(rate, rounds):
 
 def test_a_client_s_first_round_begins_with_the_global_model():
     """Whatever its row holds."""
-    start = play("fedala", knobs=knobs_of(1.0), rounds=0, **OPTIONS).states[0]
+    start = play("fedala", hyperparameters=hyperparameters_of(1.0), rounds=0, **OPTIONS).states[0]
     rng = np.random.default_rng(0)
 
     def random(leaf):
@@ -109,7 +111,9 @@ def test_a_client_s_first_round_begins_with_the_global_model():
 
     model, weights = jax.tree.map(random, (start.rows.model, start.rows.weights))
     state = start.with_rows(start.rows._replace(model=model, weights=weights))
-    played = play("fedala", knobs=knobs_of(1.0), rounds=1, state=state, **OPTIONS)
+    played = play(
+        "fedala", hyperparameters=hyperparameters_of(1.0), rounds=1, state=state, **OPTIONS
+    )
     theta = row(played.start("models"), 0)
     trained = [
         descend(theta, *played.examples(k), played.rate, played.epochs) for k in played.clients
@@ -119,13 +123,13 @@ def test_a_client_s_first_round_begins_with_the_global_model():
 
 def test_before_training_the_score_is_of_the_first_start():
     """Before the first round, that is the global model."""
-    played = play("fedala", knobs=knobs_of(1.0), rounds=0, **OPTIONS)
+    played = play("fedala", hyperparameters=hyperparameters_of(1.0), rounds=0, **OPTIONS)
     theta = row(played.start("models"), 0)
     assert_close(as_numpy(played.predict().models), [[theta]] * 4, "predictions", 1e-6, 1e-6)
 
 
 def test_after_training_the_score_is_of_the_client_s_own_model():
-    state = play("fedala", knobs=knobs_of(1.0), rounds=1, **OPTIONS).states[-1]
+    state = play("fedala", hyperparameters=hyperparameters_of(1.0), rounds=1, **OPTIONS).states[-1]
     kept = jax.tree.map(lambda leaf: leaf[1], state.rows)
     problem = toys.make_problem(toys.make_federation(SIZES), hidden=(3,))
     algorithm = toys.make_algorithm("fedala", problem, predict="after")
@@ -162,8 +166,10 @@ def test_a_random_share_of_the_examples_teaches_the_weights():
 
 def test_batch_statistics_have_no_weights_and_are_the_global_model_s():
     federation = toys.make_federation((4, 4))
-    knobs = {"layers": 2}  # all of them
-    states = toys.play("fedala", federation, 3, optax.sgd(0.1), knobs, model=toys.Normalized).states
+    hyperparameters = {"layers": 2}  # all of them
+    states = toys.play(
+        "fedala", federation, 3, optax.sgd(0.1), hyperparameters, model=toys.Normalized
+    ).states
     assert set(jax.tree.leaves(states[-1].rows.weights["batch_stats"])) == set()
     assert np.ptp(states[-1].rows.weights["Dense_0"]["kernel"]) > 0
     before = entry(states[2], "models.batch_stats.BatchNorm_0.mean")[0]

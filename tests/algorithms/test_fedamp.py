@@ -60,5 +60,12 @@ def fedamp_of(share, strength):
 @pytest.mark.parametrize(("share", "strength"), [(0.6, 1.5), (0.0, 0.0)])
 def test_fedamp_by_hand(share, strength):
     """Without attention and pull, clients train alone."""
-    knobs = {"attention": share, "sigma": 0.7, "mu": strength}
-    by_hand("fedamp", fedamp_of(share, strength), rounds=2, knobs=knobs, rtol=1e-3, atol=1e-4)
+    hyperparameters = {"attention": share, "sigma": 0.7, "mu": strength}
+    by_hand(
+        "fedamp",
+        fedamp_of(share, strength),
+        rounds=2,
+        hyperparameters=hyperparameters,
+        rtol=1e-3,
+        atol=1e-4,
+    )

@@ -57,7 +57,7 @@ def reference(rounds):
 @pytest.mark.parametrize("cohort", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_rounds_by_hand(cohort):
     options = {
-        "knobs": {"alignment_epochs": ALIGNMENT},
+        "hyperparameters": {"alignment_epochs": ALIGNMENT},
         "sizes": (2, 5, 1, 4),
         "hidden": (WIDTH,),
         "cohort": cohort,
@@ -79,7 +79,7 @@ def test_unaligned_and_weighted_by_size_it_is_fedper():
     by_hand(
         "fedas",
         fedper,
-        knobs={"alignment_epochs": 0, "weights": "size"},
+        hyperparameters={"alignment_epochs": 0, "weights": "size"},
         hidden=(WIDTH,),
         rtol=1e-5,
     )

@@ -44,10 +44,12 @@ def fedasync(discount, rho):
     ("discount", "rho"), [("polynomial", 0.3), ("hinge", 0.0), ("constant", 0.0)]
 )
 def test_by_hand(discount, rho):
-    knobs = {"max_staleness": 2, "discount": discount, "mu": rho, "alpha": ALPHA}
-    knobs |= {"b": 1} if discount == "hinge" else {}
-    knobs |= {"a": 0.7} if discount != "constant" else {}
-    by_hand("fedasync", fedasync(discount, rho), knobs=knobs, script=LATE[..., None])
+    hyperparameters = {"max_staleness": 2, "discount": discount, "mu": rho, "alpha": ALPHA}
+    hyperparameters |= {"b": 1} if discount == "hinge" else {}
+    hyperparameters |= {"a": 0.7} if discount != "constant" else {}
+    by_hand(
+        "fedasync", fedasync(discount, rho), hyperparameters=hyperparameters, script=LATE[..., None]
+    )
 
 
 def test_the_proximal_term_leaves_batch_statistics_alone():
@@ -55,9 +57,11 @@ def test_the_proximal_term_leaves_batch_statistics_alone():
     federation = toys.make_federation(SIZES, "regression")
     found = []
     for rho in (0.0, 2.0):
-        knobs = {"max_staleness": 2, "mu": rho}
+        hyperparameters = {"max_staleness": 2, "mu": rho}
         options = {"model": toys.Normalized, "epochs": 2}
-        states = toys.play("fedasync", federation, 3, OPTIMIZER, knobs, LATE[..., None], **options)
+        states = toys.play(
+            "fedasync", federation, 3, OPTIMIZER, hyperparameters, LATE[..., None], **options
+        )
         found.append(states.states[-1].models)
     first, second = (models["batch_stats"]["BatchNorm_0"] for models in found)
     toys.assert_trees_close(first, second, rtol=1e-6)

@@ -25,4 +25,4 @@ def test_fedavg_by_hand(cohort):
 
 @pytest.mark.parametrize("tune_epochs", [3, pytest.param(0, marks=pytest.mark.slow)])
 def test_tuning_starts_from_the_global_model(tune_epochs):
-    by_hand("fedavg_plus", fedavg(tune_epochs), knobs={"tune_epochs": tune_epochs})
+    by_hand("fedavg_plus", fedavg(tune_epochs), hyperparameters={"tune_epochs": tune_epochs})

@@ -7,12 +7,12 @@ import toys
 from by_hand import by_hand
 from quadratics import RATE, SIZES
 
-KNOBS = {"share": 0.4}
+HYPERPARAMETERS = {"share": 0.4}
 
 
 def test_shared_data_are_a_uniform_part_of_all():
     federation = toys.make_federation(SIZES, "regression")
-    algorithm = toys.make_algorithm("fedavg_data", toys.make_problem(federation), **KNOBS)
+    algorithm = toys.make_algorithm("fedavg_data", toys.make_problem(federation), **HYPERPARAMETERS)
     everything = np.concatenate([federation.train.x[k, :size] for k, size in enumerate(SIZES)])
     targets = np.concatenate([federation.train.y[k, :size] for k, size in enumerate(SIZES)])
     drawn = np.zeros(len(everything))
@@ -48,12 +48,12 @@ def fedavg_data(rounds):
 
 
 def test_rounds_by_hand():
-    by_hand("fedavg_data", fedavg_data, rounds=2, epochs=1, knobs=KNOBS)
+    by_hand("fedavg_data", fedavg_data, rounds=2, epochs=1, hyperparameters=HYPERPARAMETERS)
 
 
 def test_its_cost_counts_the_shared_examples():
     """Steps in batches of two: of 5 and of 0.4 x 4 x 5 shared examples, in place of 5."""
     problem = toys.make_problem(toys.make_federation(SIZES, "regression"), batch_size=2)
-    assert toys.make_algorithm("fedavg_data", problem, **KNOBS).ledger.passes == pytest.approx(
-        7 / 3
-    )
+    assert toys.make_algorithm(
+        "fedavg_data", problem, **HYPERPARAMETERS
+    ).ledger.passes == pytest.approx(7 / 3)

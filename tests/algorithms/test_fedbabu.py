@@ -33,7 +33,7 @@ def fedbabu(rounds):
 
 
 def test_rounds_by_hand():
-    by_hand("fedbabu", fedbabu, knobs={"tune_epochs": 4}, **OPTIONS)
+    by_hand("fedbabu", fedbabu, hyperparameters={"tune_epochs": 4}, **OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_rounds_by_hand():
     [("head", [HEAD], 4), ("body", [BODY], 4), pytest.param("all", [], 0, marks=pytest.mark.slow)],
 )
 def test_a_part_is_tuned_or_nothing(part, layers, steps):
-    rounds = play("fedbabu", knobs={"tune_epochs": 4}, **OPTIONS)
+    rounds = play("fedbabu", hyperparameters={"tune_epochs": 4}, **OPTIONS)
     algorithm = toys.make_algorithm("fedbabu", rounds.problem, tuned=part, tune_epochs=steps)
     state = rounds.states[-1]
     clients = rounds.federation.client_data

@@ -54,7 +54,7 @@ def stack(models):
     [("weighted", 0.5, 0.7), pytest.param("uniform", 0.0, 1.0, marks=pytest.mark.slow)],
 )
 def test_by_hand(mean, discount, server_rate):
-    knobs = {
+    hyperparameters = {
         "max_staleness": 2,
         "discount": discount,
         "server_learning_rate": server_rate,
@@ -62,7 +62,12 @@ def test_by_hand(mean, discount, server_rate):
     }
     reference = fedbuff(mean, discount, server_rate)
     by_hand(
-        "fedbuff", reference, rounds=len(LATE), sizes=EMPTY, knobs=knobs, script=LATE[..., None]
+        "fedbuff",
+        reference,
+        rounds=len(LATE),
+        sizes=EMPTY,
+        hyperparameters=hyperparameters,
+        script=LATE[..., None],
     )
 
 
@@ -70,9 +75,9 @@ PROBLEM = toys.make_problem(toys.make_federation(SIZES, "regression"))
 
 
 @functools.cache
-def drawer(**knobs):
+def drawer(**hyperparameters):
     """(keys, number of rounds played) -> delays (number of keys, S, 1)."""
-    algorithm = toys.make_algorithm("fedbuff", PROBLEM, **knobs)
+    algorithm = toys.make_algorithm("fedbuff", PROBLEM, **hyperparameters)
     cohort = Cohort(jnp.arange(20, dtype=jnp.int32))
 
     def draw(keys, played):
@@ -84,10 +89,10 @@ def drawer(**knobs):
     return jax.jit(draw)
 
 
-def drawn(played=100, **knobs):
+def drawn(played=100, **hyperparameters):
     """Delays (rounds, S) of many rounds."""
     keys = jax.random.split(jax.random.key(3), 500)
-    return np.asarray(drawer(**knobs)(keys, np.int32(played)))[..., 0]
+    return np.asarray(drawer(**hyperparameters)(keys, np.int32(played)))[..., 0]
 
 
 def test_uniform_delays_are_as_likely_by_each_number():
@@ -110,7 +115,7 @@ def test_half_normal_delays_have_their_distribution():
     np.testing.assert_allclose(
         np.bincount(late.ravel(), minlength=6) / 10000, np.diff(edges), atol=0.02
     )
-    # Before clipping, the mean is the knob's value.
+    # Before clipping, the mean is the hyperparameter's value.
     assert drawn(max_staleness=50, staleness=3.0).mean() == pytest.approx(3.0, abs=0.1)
 
 
@@ -128,10 +133,10 @@ def test_nobody_is_late_without_staleness():
 def test_batch_statistics_are_means_of_the_buffer():
     federation = toys.make_federation(SIZES, "regression")
     late = np.array([[0] * 4, [0] * 4, [2, 1, 0, 2]])
-    knobs = {"max_staleness": 2, "server_learning_rate": 0.5}
+    hyperparameters = {"max_staleness": 2, "server_learning_rate": 0.5}
     options = {"model": toys.Normalized, "epochs": 2}
     states = toys.play(
-        "fedbuff", federation, 3, OPTIMIZER, knobs, late[..., None], **options
+        "fedbuff", federation, 3, OPTIMIZER, hyperparameters, late[..., None], **options
     ).states
     expected = np.zeros((2, 3))
     for k, size in enumerate(SIZES):

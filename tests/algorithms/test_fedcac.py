@@ -69,7 +69,7 @@ def fedcac(tau, beta):
 
 @pytest.mark.parametrize("tau", [0.4, 0.7])
 def test_rounds_by_hand(tau):
-    by_hand("fedcac", fedcac(tau, 1.25), knobs={"tau": tau, "beta": 1.25}, rtol=1e-5)
+    by_hand("fedcac", fedcac(tau, 1.25), hyperparameters={"tau": tau, "beta": 1.25}, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -84,7 +84,12 @@ def test_scored_before_local_training_as_in_the_authors_code():
             received, _ = next_starts(received, own, 0.4, progress)
             yield {"models": received, "predictions": received[:, None]}
 
-    by_hand("fedcac", reference, knobs={"tau": 0.4, "beta": 1.25, "predict": "received"}, rtol=1e-5)
+    by_hand(
+        "fedcac",
+        reference,
+        hyperparameters={"tau": 0.4, "beta": 1.25, "predict": "received"},
+        rtol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("tau", [0.0, 1.0])
@@ -98,7 +103,12 @@ def test_at_the_limits_of_tau_models_are_fedavg_s(tau):
             yield {"models": [model] * 4}
 
     by_hand(
-        "fedcac", fedavg, rounds=2, sizes=(5, 5, 5, 5), knobs={"tau": tau, "beta": 0.34}, rtol=1e-5
+        "fedcac",
+        fedavg,
+        rounds=2,
+        sizes=(5, 5, 5, 5),
+        hyperparameters={"tau": tau, "beta": 0.34},
+        rtol=1e-5,
     )
 
 

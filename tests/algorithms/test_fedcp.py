@@ -110,8 +110,8 @@ def fedcp(strength, noise):
 
 @pytest.mark.parametrize(("strength", "noise"), [(3.0, 0.0), (0.5, 0.7)])
 def test_fedcp_by_hand(strength, noise):
-    knobs = {"alignment": strength, "noise": noise}
-    by_hand("fedcp", fedcp(strength, noise), knobs=knobs, rtol=1e-5, **OPTIONS)
+    hyperparameters = {"alignment": strength, "noise": noise}
+    by_hand("fedcp", fedcp(strength, noise), hyperparameters=hyperparameters, rtol=1e-5, **OPTIONS)
 
 
 def newcomer(rounds, newcomers, k):
@@ -132,5 +132,7 @@ def newcomer(rounds, newcomers, k):
 
 
 def test_newcomers_train_a_head_alone():
-    knobs = {"alignment": 0.5, "noise": 0.7}
-    newcomers_by_hand("fedcp", newcomer, part=f"inputs.{HEAD}", knobs=knobs, **OPTIONS)
+    hyperparameters = {"alignment": 0.5, "noise": 0.7}
+    newcomers_by_hand(
+        "fedcp", newcomer, part=f"inputs.{HEAD}", hyperparameters=hyperparameters, **OPTIONS
+    )

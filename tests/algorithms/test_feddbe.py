@@ -84,9 +84,15 @@ def feddbe(kappa, mu):
 
 @pytest.mark.parametrize(("kappa", "mu"), [(3.0, 0.6), (0.0, 1.0)])
 def test_rounds_by_hand(kappa, mu):
-    knobs = {"alignment": kappa, "beta": mu}
+    hyperparameters = {"alignment": kappa, "beta": mu}
     rounds = by_hand(
-        "feddbe", feddbe(kappa, mu), rtol=1e-5, sizes=SIZES, hidden=(WIDTH,), epochs=3, knobs=knobs
+        "feddbe",
+        feddbe(kappa, mu),
+        rtol=1e-5,
+        sizes=SIZES,
+        hidden=(WIDTH,),
+        epochs=3,
+        hyperparameters=hyperparameters,
     )
     assert np.ptp(rounds.states[-1].rows.params, axis=0).max() > 1e-2
 

@@ -36,14 +36,14 @@ def feddyn(alpha, mean):
 
 @pytest.mark.parametrize("mean", ["weighted", "uniform"])
 def test_by_hand(mean):
-    knobs = {"alpha": 0.7, "mean": mean}
-    by_hand("feddyn", feddyn(0.7, mean), sizes=EMPTY, epochs=3, knobs=knobs)
+    hyperparameters = {"alpha": 0.7, "mean": mean}
+    by_hand("feddyn", feddyn(0.7, mean), sizes=EMPTY, epochs=3, hyperparameters=hyperparameters)
 
 
 @pytest.mark.parametrize("cohort", [2, 4])
 def test_of_a_part_of_the_clients_h_takes_its_share(cohort):
     """h is the mean of all g_k, whoever took part."""
-    states = play("feddyn", rounds=4, epochs=2, cohort=cohort, knobs={"alpha": 0.5})[2]
+    states = play("feddyn", rounds=4, epochs=2, cohort=cohort, hyperparameters={"alpha": 0.5})[2]
     mean = np.average(vectors(states[-1].rows), axis=0, weights=SIZES)
     np.testing.assert_allclose(vectors(states[-1].server.state.h), mean, rtol=1e-3, atol=1e-6)
     assert np.abs(mean).max() > 1e-2

@@ -97,7 +97,7 @@ def fedem(rounds):
 )
 def test_rounds_by_hand(num, batch_size):
     """Also with more components than a client has examples, and with a client that has none."""
-    options = {"knobs": {"components": num}, "batch_size": batch_size, "sizes": EMPTY}
+    options = {"hyperparameters": {"components": num}, "batch_size": batch_size, "sizes": EMPTY}
     by_hand("fedem", fedem, rounds=2, **options)
 
 
@@ -133,22 +133,28 @@ def dfedem(rounds):
 
 
 @pytest.mark.parametrize(
-    ("knobs", "cohort"),
+    ("hyperparameters", "cohort"),
     [
         ({"edge_probability": 0.3, "graphs": 3}, 4),
         pytest.param({"graph": "ring"}, 6, marks=pytest.mark.slow),
     ],
 )
-def test_decentralized_rounds_by_hand(knobs, cohort):
+def test_decentralized_rounds_by_hand(hyperparameters, cohort):
     """Also with several graphs in turn, and absent clients, which take no weight with them."""
-    options = {"sizes": (4, 3, 5, 2, 4, 4), "cohort": cohort, "knobs": {"components": 2} | knobs}
+    options = {
+        "sizes": (4, 3, 5, 2, 4, 4),
+        "cohort": cohort,
+        "hyperparameters": {"components": 2} | hyperparameters,
+    }
     by_hand("dfedem", dfedem, rounds=5, epochs=1, **options)
 
 
-def with_optimizers(name, problem, federation, **knobs):
+def with_optimizers(name, problem, federation, **hyperparameters):
     """A run's algorithm, with the engine's memory of optimizers; its state after four rounds, and its predictions."""
     clients = federation.client_data
-    experiment = toys.make_experiment(name, problem, federation, knobs=knobs, plan=problem.plan)
+    experiment = toys.make_experiment(
+        name, problem, federation, hyperparameters=hyperparameters, plan=problem.plan
+    )
     algorithm = experiment.algorithm(problem.plan)
     states, _ = toys.train(algorithm, problem, clients, 4)
     return states[-1], toys.predict(algorithm, problem, jax.random.key(0), states[-1], clients)
@@ -207,9 +213,9 @@ def test_sampling_needs_a_symmetric_matrix(tmp_path):
     matrix = np.array([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.5, 0.0, 0.5]])
     np.save(tmp_path / "w.npy", matrix)
     problem = toys.make_problem(toys.make_federation((5, 3, 4), "regression"))
-    knobs = {"mixing": "file", "mixing_file": str(tmp_path / "w.npy")}
-    toys.make_algorithm("dfedem", problem, **knobs)
+    hyperparameters = {"mixing": "file", "mixing_file": str(tmp_path / "w.npy")}
+    toys.make_algorithm("dfedem", problem, **hyperparameters)
     with pytest.raises(
         ArgumentError, match=r"^participation: accepted below 1 only with a symmetric mixing matrix"
     ):
-        toys.make_algorithm("dfedem", problem._replace(cohort_size=2), **knobs)
+        toys.make_algorithm("dfedem", problem._replace(cohort_size=2), **hyperparameters)

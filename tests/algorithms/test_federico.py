@@ -137,17 +137,21 @@ def posterior(tracking, faithful):
     ],
 )
 def test_the_losses_of_models_not_held_are_kept(tracking, faithful):
-    knobs = EMA | {"tracking": tracking, "faithful": faithful}
-    rounds = by_hand("federico", posterior(tracking, faithful), knobs=knobs, **SCRIPTED)
+    hyperparameters = EMA | {"tracking": tracking, "faithful": faithful}
+    rounds = by_hand(
+        "federico", posterior(tracking, faithful), hyperparameters=hyperparameters, **SCRIPTED
+    )
     own = np.asarray(rounds.states[-1].rows.weights)[:, 0]
     assert ((own > 0.05) & (own < 0.95)).any()  # some weights are neither 0 nor 1
 
 
 def test_a_round_carries_data_only_to_the_models_held():
-    before = play_rounds("federico", knobs=EMA, rounds=1, **SCRIPTED)
+    before = play_rounds("federico", hyperparameters=EMA, rounds=1, **SCRIPTED)
     federation = toys.make_federation(SIZES, "regression")
     federation.train.y[3] += 1  # client 3 holds models 3 and 0
-    after = play_rounds("federico", knobs=EMA, rounds=1, federation=federation, **SCRIPTED)
+    after = play_rounds(
+        "federico", hyperparameters=EMA, rounds=1, federation=federation, **SCRIPTED
+    )
     changed = (entry(before.states[1], "models") != entry(after.states[1], "models")).any(axis=1)
     np.testing.assert_array_equal(changed, [True, False, False, True])
 
@@ -160,9 +164,9 @@ def test_mini_batches_are_exchanges_with_one_e_step_a_round():
         split.size
     ):  # equal examples within a client: their order plays no part
         split.x[k, :size], split.y[k, :size] = split.x[k, 0], split.y[k, 0]
-    knobs = {"neighbors": 1, "rule": "posterior"}
+    hyperparameters = {"neighbors": 1, "rule": "posterior"}
     *_, algorithm, states, records = toys.play(
-        "federico", federation, 1, optax.sgd(RATE), knobs, SCRIPT, batch_size=2
+        "federico", federation, 1, optax.sgd(RATE), hyperparameters, SCRIPT, batch_size=2
     )
     assert algorithm.exchanges == 3
 
@@ -423,7 +427,7 @@ def test_label_code_is_the_code_length_of_the_labels():
 
 @pytest.mark.long
 def test_newcomers_weigh_by_one_e_step():
-    federation, algorithm, states, _, _ = play("federico", knobs={"neighbors": 2})
+    federation, algorithm, states, _, _ = play("federico", hyperparameters={"neighbors": 2})
     problem = toys.make_problem(federation)
     found = toys.adapt(algorithm, problem, jax.random.key(0), states[2], federation.client_data)
     theta = vectors(states[2].models)
@@ -437,7 +441,7 @@ def test_newcomers_weigh_by_one_e_step():
 
 
 @pytest.mark.parametrize(
-    "knobs",
+    "hyperparameters",
     [
         {"neighbors": 4},
         {"candidates": 2, "neighbors": 2},
@@ -446,9 +450,11 @@ def test_newcomers_weigh_by_one_e_step():
         {"tracking": "accumulated"},
     ],
 )
-def test_knobs_that_do_not_fit_are_refused(knobs):
-    with pytest.raises(ArgumentError, match=rf"^federico\.{next(iter(knobs))}="):
-        FedeRiCo(**{"neighbors": 2} | knobs).build(toys.make_problem(toys.make_federation(SIZES)))
+def test_hyperparameters_that_do_not_fit_are_refused(hyperparameters):
+    with pytest.raises(ArgumentError, match=rf"^federico\.{next(iter(hyperparameters))}="):
+        FedeRiCo(**{"neighbors": 2} | hyperparameters).build(
+            toys.make_problem(toys.make_federation(SIZES))
+        )
 
 
 def deltas(rounds):
@@ -467,8 +473,10 @@ def deltas(rounds):
 
 
 def test_delta_returns_the_weighted_change_of_local_epochs():
-    knobs = {"neighbors": 1, "update": "delta", "rule": "posterior"}
-    by_hand("federico", deltas, knobs=knobs, rounds=1, **SCRIPTED | {"epochs": 3})
+    hyperparameters = {"neighbors": 1, "update": "delta", "rule": "posterior"}
+    by_hand(
+        "federico", deltas, hyperparameters=hyperparameters, rounds=1, **SCRIPTED | {"epochs": 3}
+    )
 
 
 @pytest.mark.slow
@@ -504,11 +512,11 @@ def test_without_neighbors_it_is_local_training(batch_size, devices):
     played = functools.partial(
         toys.play, federation=toys.make_federation((5, 1, 3, 4)), rounds=3, **options
     )
-    *_, alone, records = played("federico", knobs={"neighbors": 0})
+    *_, alone, records = played("federico", hyperparameters={"neighbors": 0})
     local = played("local").states
     toys.assert_trees_close(alone[-1].models, local[-1].models, rtol=1e-5, atol=1e-6)
     assert all(record.down == 0 and record.up == 0 for record in records)
-    *_, joint, records = played("federico", knobs={"neighbors": 1, "rule": "posterior"})
+    *_, joint, records = played("federico", hyperparameters={"neighbors": 1, "rule": "posterior"})
     assert all(record.down > 0 for record in records)
     difference = np.abs(
         joint[-1].models["Dense_0"]["kernel"] - local[-1].models["Dense_0"]["kernel"]
@@ -525,7 +533,7 @@ def alone(rounds):
 
 
 def test_without_neighbors_a_client_trains_alone_and_its_data_stay_with_it():
-    options = {"knobs": {"neighbors": 0}, "sizes": (5, 1, 3, 4, 2), "epochs": 1}
+    options = {"hyperparameters": {"neighbors": 0}, "sizes": (5, 1, 3, 4, 2), "epochs": 1}
     before = by_hand("federico", alone, **options).states[-1]
     federation = toys.make_federation(options["sizes"], "regression")
     federation.train.x[2] *= -3
@@ -626,8 +634,10 @@ def test_newcomers_weigh_all_models_in_blocks():
 
 def test_models_are_weighed_as_they_predict_not_as_they_train():
     federation = toys.make_federation(SIZES)
-    knobs = {"neighbors": 0, "rule": "posterior"}
-    *_, states, records = toys.play("federico", federation, 1, knobs=knobs, model=toys.Dropped)
+    hyperparameters = {"neighbors": 0, "rule": "posterior"}
+    *_, states, records = toys.play(
+        "federico", federation, 1, hyperparameters=hyperparameters, model=toys.Dropped
+    )
     layer = states[0].models["Dense_0"]
     last = by_id(states[1].rows.table, "last")
     split = federation.train

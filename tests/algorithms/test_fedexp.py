@@ -39,7 +39,12 @@ def fedexp(mean):
 
 @pytest.mark.parametrize("mean", ["weighted", "uniform"])
 def test_by_hand(mean):
-    options = {"rounds": 4, "epochs": 8, "sizes": EMPTY, "knobs": {"eps": EPS, "mean": mean}}
+    options = {
+        "rounds": 4,
+        "epochs": 8,
+        "sizes": EMPTY,
+        "hyperparameters": {"eps": EPS, "mean": mean},
+    }
     by_hand("fedexp", fedexp(mean), atol=2e-5, **options)
 
 

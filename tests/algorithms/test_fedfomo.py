@@ -22,13 +22,20 @@ from pfljax.local.privacy import Privacy
 SIZES = (2, 5, 3)
 
 
-KNOBS = {"epsilon": 0.0, "neighbors": 2}
+HYPERPARAMETERS = {"epsilon": 0.0, "neighbors": 2}
 
 
-def run(rounds=3, sizes=SIZES, epochs=2, knobs=None, **options):
+def run(rounds=3, sizes=SIZES, epochs=2, hyperparameters=None, **options):
     """Rounds of FedFomo without exploring."""
-    knobs = {"epsilon": 0.0, "neighbors": len(sizes) - 1} | (knobs or {})
-    return play("fedfomo", rounds=rounds, sizes=sizes, epochs=epochs, knobs=knobs, **options)
+    hyperparameters = {"epsilon": 0.0, "neighbors": len(sizes) - 1} | (hyperparameters or {})
+    return play(
+        "fedfomo",
+        rounds=rounds,
+        sizes=sizes,
+        epochs=epochs,
+        hyperparameters=hyperparameters,
+        **options,
+    )
 
 
 def weights_of(rounds, i, start, candidates, norm):
@@ -132,8 +139,8 @@ def mixed_by(state):
     ],
 )
 def test_rounds_by_hand(name, options):
-    knobs = KNOBS | options
-    by_hand(name, fedfomo(name, **options), sizes=SIZES, knobs=knobs, atol=1e-4)
+    hyperparameters = HYPERPARAMETERS | options
+    by_hand(name, fedfomo(name, **options), sizes=SIZES, hyperparameters=hyperparameters, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +188,8 @@ def test_means_of_clusters_are_over_those_who_uploaded_last():
 
 @pytest.mark.slow
 def test_under_sampling_those_who_uploaded_last_can_be_downloaded():
-    knobs = {"available": "uploaded", "neighbors": 1}
-    rounds = run(sizes=(2, 5, 3, 4), rounds=4, cohort=2, knobs=knobs)
+    hyperparameters = {"available": "uploaded", "neighbors": 1}
+    rounds = run(sizes=(2, 5, 3, 4), rounds=4, cohort=2, hyperparameters=hyperparameters)
     start = rounds.start("rows.start")
     theta = np.stack(
         [rounds.descend(i, start[i], steps=1) for i in range(4)]
@@ -213,9 +220,14 @@ def test_under_sampling_those_who_uploaded_last_can_be_downloaded():
 
 @pytest.mark.long
 def test_plans_agree_on_what_the_server_makes():
-    knobs = {"available": "uploaded", "clusters": 2, "neighbors": 1, "epsilon": 0.5}
+    hyperparameters = {"available": "uploaded", "clusters": 2, "neighbors": 1, "epsilon": 0.5}
     runs = [
-        run(sizes=(2, 5, 3, 4), cohort=2, knobs=knobs, plan=make_plan(kind, devices=number)).states
+        run(
+            sizes=(2, 5, 3, 4),
+            cohort=2,
+            hyperparameters=hyperparameters,
+            plan=make_plan(kind, devices=number),
+        ).states
         for kind, number in (("map", 1), ("vmap", 4))
     ]
     for expected, found in zip(*runs, strict=True):
@@ -288,7 +300,7 @@ def test_a_client_without_validation_examples_goes_on_from_its_own_model():
 @pytest.mark.slow
 def test_without_neighbors_only_its_own_training_counts():
     """Clients take their own model if it is better on validation data, else go back ("early stopping")."""
-    rounds = run(knobs={"neighbors": 0}, rounds=4)
+    rounds = run(hyperparameters={"neighbors": 0}, rounds=4)
     start = rounds.start("rows.start")
     theta = start.copy()
     for _ in rounds:

@@ -11,7 +11,7 @@ from networks import BODY, HEAD, RATE, features, softmax
 SIZES = (2, 5, 0, 3, 4)
 CLASSES = 3
 STEPS = 4
-KNOBS = {"server_steps": STEPS, "predict": "global"}
+HYPERPARAMETERS = {"server_steps": STEPS, "predict": "global"}
 OPTIONS = {"sizes": SIZES, "hidden": (6,), "epochs": 3}
 
 
@@ -49,10 +49,12 @@ def fedgh(rounds):
 
 @pytest.mark.parametrize("cohort", [2, pytest.param(0, marks=pytest.mark.long)])
 def test_rounds_by_hand(cohort):
-    rounds = by_hand("fedgh", fedgh, knobs=KNOBS, cohort=cohort, rtol=1e-5, **OPTIONS)
+    rounds = by_hand(
+        "fedgh", fedgh, hyperparameters=HYPERPARAMETERS, cohort=cohort, rtol=1e-5, **OPTIONS
+    )
 
     # With its own head
-    algorithm = toys.make_algorithm("fedgh", rounds.problem, **KNOBS | {"predict": "own"})
+    algorithm = toys.make_algorithm("fedgh", rounds.problem, **HYPERPARAMETERS | {"predict": "own"})
     clients = rounds.federation.client_data
     found = toys.predict(
         algorithm, rounds.problem, jax.random.key(0), rounds.states[-1], clients
@@ -63,5 +65,5 @@ def test_rounds_by_hand(cohort):
 
 @pytest.mark.long
 def test_without_steps_the_head_stays():
-    states = networks.play("fedgh", 2, SIZES, knobs={"server_steps": 0}).states
+    states = networks.play("fedgh", 2, SIZES, hyperparameters={"server_steps": 0}).states
     toys.assert_trees_close(states[-1].models, states[0].models)

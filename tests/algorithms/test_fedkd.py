@@ -19,7 +19,7 @@ WIDTH = 4
 OPTIONS = {
     "hidden": (WIDTH,),
     "rounds": 2,
-    "knobs": {"distillation": 0.7, "energy": 0.6, "last_energy": 0.9},
+    "hyperparameters": {"distillation": 0.7, "energy": 0.6, "last_energy": 0.9},
 }
 
 
@@ -124,9 +124,9 @@ def test_matrices_keep_the_fewest_singular_values():
 def test_batch_statistics_are_the_clients_and_their_mean():
     """Those of the inputs, which do not depend on the models."""
     federation = toys.make_federation(SIZES)
-    knobs = {"energy": 1.0, "last_energy": 1.0}
+    hyperparameters = {"energy": 1.0, "last_energy": 1.0}
     states = toys.play(
-        "fedkd", federation, 1, OPTIMIZER, knobs, model=toys.Normalized, epochs=2
+        "fedkd", federation, 1, OPTIMIZER, hyperparameters, model=toys.Normalized, epochs=2
     ).states
     expected = []
     for k, size in enumerate(SIZES):
@@ -158,8 +158,8 @@ def test_alone_and_uncompressed_it_is_local_training_beside_fedavg(name, model):
     """Local training draws other numbers at random, so that it has no dropout here."""
     federation = toys.make_federation(SIZES)
     options = {"model": model, "batch_size": 2, "epochs": 2}
-    knobs = {"distillation": 0.0, "energy": 1.0, "last_energy": 1.0}
-    found = toys.play("fedkd", federation, 2, OPTIMIZER, knobs, **options).states[-1]
+    hyperparameters = {"distillation": 0.0, "energy": 1.0, "last_energy": 1.0}
+    found = toys.play("fedkd", federation, 2, OPTIMIZER, hyperparameters, **options).states[-1]
     wanted = toys.play(name, federation, 2, OPTIMIZER, **options).states[-1].models
     models = found.models if name == "fedavg" else found.rows.mentor.params
     toys.assert_trees_close(models, wanted, rtol=1e-5, atol=1e-5)

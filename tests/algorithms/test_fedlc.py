@@ -46,7 +46,7 @@ def fedlc(tau):
 @pytest.mark.parametrize("tau", [1.0, 0.1, 0.0])
 def test_fedlc_by_hand(tau):
     """With tau 0 it is FedAvg."""
-    rounds = by_hand("fedlc", fedlc(tau), knobs={"tau": tau}, rtol=1e-5, **OPTIONS)
+    rounds = by_hand("fedlc", fedlc(tau), hyperparameters={"tau": tau}, rtol=1e-5, **OPTIONS)
     counts = [np.bincount(rounds.examples(k)[1], minlength=3) for k in rounds.clients]
     assert np.min(counts) == 0
     assert np.max(counts) > 1
@@ -57,7 +57,7 @@ def test_a_class_without_examples_keeps_its_weights():
     federation = toys.make_federation(SIZES)
     federation.train.y[...] = np.minimum(federation.train.y, 1)
     assert (federation.train.y == 1).any()
-    rounds = play("fedlc", federation=federation, knobs={"tau": 1.0}, **OPTIONS)
+    rounds = play("fedlc", federation=federation, hyperparameters={"tau": 1.0}, **OPTIONS)
     first = entry(rounds.states[0], "models.Dense_1.kernel")[0]
     last = entry(rounds.states[-1], "models.Dense_1.kernel")[0]
     np.testing.assert_allclose(first[:, 2], last[:, 2], atol=1e-6)

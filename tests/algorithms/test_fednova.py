@@ -61,12 +61,12 @@ def fednova(momentum, mu):
 def test_by_hand(momentum, mu):
     optimizer = MOMENTUM if momentum else OPTIMIZER
     options = {"federation": copies(), "optimizer": optimizer, "batch_size": 2}
-    by_hand("fednova", fednova(momentum, mu), knobs={"mu": mu}, **options)
+    by_hand("fednova", fednova(momentum, mu), hyperparameters={"mu": mu}, **options)
 
 
 @pytest.mark.slow
 def test_of_equal_steps_it_is_fedprox():
-    equal = {"batch_size": 2, "steps": 5, "rounds": 3, "knobs": {"mu": 1.5}}
+    equal = {"batch_size": 2, "steps": 5, "rounds": 3, "hyperparameters": {"mu": 1.5}}
     expected = vectors(play("fedprox", **equal)[2][-1].models)
     np.testing.assert_allclose(
         vectors(play("fednova", **equal)[2][-1].models), expected, rtol=1e-6, atol=1e-6
@@ -76,8 +76,10 @@ def test_of_equal_steps_it_is_fedprox():
 def test_clients_draw_their_epochs_anew_in_every_round():
     """Finds the draws of three clients that explain a round, in place of the solver's three epochs."""
     federation = copies((2, 5, 3))
-    knobs = {"min_epochs": 2, "max_epochs": 4}
-    states = toys.play("fednova", federation, 12, OPTIMIZER, knobs, batch_size=2, epochs=3).states
+    hyperparameters = {"min_epochs": 2, "max_epochs": 4}
+    states = toys.play(
+        "fednova", federation, 12, OPTIMIZER, hyperparameters, batch_size=2, epochs=3
+    ).states
     every = list(itertools.product((2, 3, 4), repeat=3))
     drawn = []
     for before, after in itertools.pairwise(states):
@@ -94,15 +96,17 @@ def test_clients_draw_their_epochs_anew_in_every_round():
 
 @pytest.mark.long
 def test_epochs_that_are_all_alike_are_the_solver_s():
-    drawn = play("fednova", knobs={"min_epochs": 2, "max_epochs": 2}, **MINI | {"epochs": 1})[2][-1]
+    drawn = play(
+        "fednova", hyperparameters={"min_epochs": 2, "max_epochs": 2}, **MINI | {"epochs": 1}
+    )[2][-1]
     toys.assert_trees_close(drawn.models, play("fednova", **MINI)[2][-1].models)
 
 
 def test_more_epochs_are_more_mini_batches_for_the_ledger():
     problem = toys.make_problem(toys.make_federation(SIZES, "regression"), batch_size=2)
 
-    def passes(**knobs):
-        return toys.make_algorithm("fednova", problem, **knobs).ledger.passes
+    def passes(**hyperparameters):
+        return toys.make_algorithm("fednova", problem, **hyperparameters).ledger.passes
 
     assert (passes(), passes(max_epochs=5)) == (1, 5)
 
@@ -123,7 +127,7 @@ def of_a_schedule(rounds):
 
 
 def test_the_way_follows_the_schedule():
-    options = {"knobs": {"mu": 2.0}, "federation": copies(), "batch_size": 2}
+    options = {"hyperparameters": {"mu": 2.0}, "federation": copies(), "batch_size": 2}
     by_hand("fednova", of_a_schedule, schedule=falling, **options)
 
 

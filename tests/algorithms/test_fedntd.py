@@ -59,7 +59,10 @@ def test_rounds_by_hand(beta, tau):
     """Without beta, these are FedAvg's rounds."""
     options = {"rounds": 2, "sizes": SIZES, "epochs": 3, "hidden": (6,)}
     by_hand(
-        "fedntd", fedntd(beta, tau), knobs={"distillation": beta, "temperature": tau}, **options
+        "fedntd",
+        fedntd(beta, tau),
+        hyperparameters={"distillation": beta, "temperature": tau},
+        **options,
     )
 
 

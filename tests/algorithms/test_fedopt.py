@@ -18,7 +18,9 @@ def fedavgm(rounds):
 
 
 def test_fedavgm_by_hand():
-    by_hand("fedavgm", fedavgm, knobs={"server_momentum": 0.5, "server_learning_rate": 0.7})
+    by_hand(
+        "fedavgm", fedavgm, hyperparameters={"server_momentum": 0.5, "server_learning_rate": 0.7}
+    )
 
 
 def adaptive(optimizer, beta1, beta2, rate, tau):
@@ -57,13 +59,13 @@ def adaptive(optimizer, beta1, beta2, rate, tau):
 def test_adaptive_servers_by_hand(optimizer, given, betas):
     rate = 0.2
     tau = 0.3
-    knobs = {
+    hyperparameters = {
         "server_learning_rate": rate,
         "tau": tau,
         "server_optimizer": optimizer,
         **given,
     }
-    by_hand("fedadam", adaptive(optimizer, *betas, rate, tau), knobs=knobs)
+    by_hand("fedadam", adaptive(optimizer, *betas, rate, tau), hyperparameters=hyperparameters)
 
 
 @pytest.mark.parametrize("name", [pytest.param("fedavgm", marks=pytest.mark.slow), "fedadam"])

@@ -109,9 +109,16 @@ def fedpac(rounds):
 
 
 def test_rounds_by_hand():
-    knobs = {"alignment": STRENGTH, "head_epochs": 2, "body_epochs": EPOCHS}
+    hyperparameters = {"alignment": STRENGTH, "head_epochs": 2, "body_epochs": EPOCHS}
     rounds = by_hand(
-        "fedpac", fedpac, rtol=1e-3, atol=1e-4, sizes=SIZES, hidden=(3,), knobs=knobs, epochs=1
+        "fedpac",
+        fedpac,
+        rtol=1e-3,
+        atol=1e-4,
+        sizes=SIZES,
+        hidden=(3,),
+        hyperparameters=hyperparameters,
+        epochs=1,
     )
     assert rounds.algorithm.ledger.gradients == 1 and rounds.algorithm.ledger.passes == 2 + EPOCHS
 

@@ -75,13 +75,13 @@ def fedproto(weigh):
     ],
 )
 def test_by_hand(cohort, weigh):
-    knobs = {"alignment": STRENGTH, "mean": weigh}
+    hyperparameters = {"alignment": STRENGTH, "mean": weigh}
     by_hand(
         "fedproto",
         fedproto(weigh),
         rounds=4,
         cohort=cohort,
-        knobs=knobs,
+        hyperparameters=hyperparameters,
         rtol=1e-3,
         atol=2e-5,
         **OPTIONS,
@@ -89,8 +89,8 @@ def test_by_hand(cohort, weigh):
 
 
 def test_without_prototypes_all_classes_are_alike():
-    knobs = {"alignment": STRENGTH, "mean": "weighted"}
-    rounds = play("fedproto", rounds=0, cohort=2, knobs=knobs, **OPTIONS)
+    hyperparameters = {"alignment": STRENGTH, "mean": "weighted"}
+    rounds = play("fedproto", rounds=0, cohort=2, hyperparameters=hyperparameters, **OPTIONS)
     np.testing.assert_allclose(rounds.probabilities(), 1 / CLASSES, rtol=1e-6)
 
 
@@ -103,6 +103,8 @@ def test_it_can_predict_with_its_own_head():
 @pytest.mark.slow
 def test_without_its_pull_and_with_its_own_head_it_is_local():
     options = {"rounds": 3, "sizes": SIZES, "batch_size": 2, "epochs": 2}
-    found = networks.play("fedproto", knobs={"alignment": 0.0, "predict": "head"}, **options)
+    found = networks.play(
+        "fedproto", hyperparameters={"alignment": 0.0, "predict": "head"}, **options
+    )
     local = networks.play("local", **options)
     toys.assert_trees_close(found.states[-1].rows.params, local.states[-1].models, atol=1e-6)

@@ -11,4 +11,4 @@ def client(rounds, k, theta):
 
 
 def test_fedprox_by_hand():
-    by_hand("fedprox", averaged(client), knobs={"mu": MU}, epochs=3)
+    by_hand("fedprox", averaged(client), hyperparameters={"mu": MU}, epochs=3)

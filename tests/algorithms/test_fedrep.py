@@ -39,8 +39,10 @@ def fedrep(head_epochs, body_epochs):
     ("head_epochs", "body_epochs"), [(3, 2), pytest.param(1, 4, marks=pytest.mark.long)]
 )
 def test_rounds_by_hand(head_epochs, body_epochs):
-    knobs = {"head_epochs": head_epochs, "body_epochs": body_epochs}
-    rounds = by_hand("fedrep", fedrep(head_epochs, body_epochs), knobs=knobs, hidden=(3,))
+    hyperparameters = {"head_epochs": head_epochs, "body_epochs": body_epochs}
+    rounds = by_hand(
+        "fedrep", fedrep(head_epochs, body_epochs), hyperparameters=hyperparameters, hidden=(3,)
+    )
     assert rounds.algorithm.ledger == Ledger(
         gradients=1, passes=(head_epochs + body_epochs) / rounds.epochs
     )
@@ -54,7 +56,7 @@ def test_by_default_the_body_is_trained_as_long_as_other_methods_train():
     rounds = play("fedrep", epochs=3, **options)
     assert rounds.algorithm.ledger == Ledger(gradients=1, passes=10 / 3 + 1)
     models = rounds.states[-1].models
-    named = play("fedrep", knobs={"body_epochs": 3}, **options).states[-1].models
+    named = play("fedrep", hyperparameters={"body_epochs": 3}, **options).states[-1].models
     toys.assert_trees_close(named, models, rtol=1e-6)
     steps = (
         play("fedrep", epochs=1, steps=3, **options).states[-1].models
@@ -63,17 +65,21 @@ def test_by_default_the_body_is_trained_as_long_as_other_methods_train():
 
 
 @pytest.mark.parametrize(
-    ("personal_layers", "other", "knobs"),
+    ("personal_layers", "other", "hyperparameters"),
     [
         pytest.param(0, "fedavg", {"head_epochs": 4, "body_epochs": 2}, marks=pytest.mark.slow),
         pytest.param(2, "local", {"head_epochs": 2, "body_epochs": 3}, marks=pytest.mark.long),
     ],
 )
-def test_of_one_part_only_it_is_another_method(personal_layers, other, knobs):
+def test_of_one_part_only_it_is_another_method(personal_layers, other, hyperparameters):
     options = {"rounds": 2, "hidden": (3,)}
     wanted = play(other, **options).predict().models
     found = (
-        play("fedrep", knobs=knobs | {"personal_layers": personal_layers}, **options)
+        play(
+            "fedrep",
+            hyperparameters=hyperparameters | {"personal_layers": personal_layers},
+            **options,
+        )
         .predict()
         .models
     )

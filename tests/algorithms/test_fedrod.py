@@ -14,9 +14,11 @@ EPOCHS = 3
 FEDERATION = toys.make_federation((2, 5, 1, 3))
 
 
-def play(name="fedrod", rounds=3, knobs=None, federation=FEDERATION, **options):
+def play(name="fedrod", rounds=3, hyperparameters=None, federation=FEDERATION, **options):
     """(problem, algorithm, states, records)."""
-    return toys.play(name, federation, rounds, OPTIMIZER, knobs, **{"hidden": (3,)} | options)[1:]
+    return toys.play(
+        name, federation, rounds, OPTIMIZER, hyperparameters, **{"hidden": (3,)} | options
+    )[1:]
 
 
 def train_head(generic, own, x, y):
@@ -65,7 +67,7 @@ def fedrod(balance):
 @pytest.mark.parametrize("balance", [1.0, 0.4])
 def test_rounds_by_hand(balance):
     rounds = by_hand(
-        "fedrod", fedrod(balance), knobs={"balance": balance}, hidden=(3,), epochs=EPOCHS
+        "fedrod", fedrod(balance), hyperparameters={"balance": balance}, hidden=(3,), epochs=EPOCHS
     )
     assert set(jax.tree.leaves(rounds.states[-1].rows.params[BODY])) == set()
     assert np.ptp(rounds.probabilities(), axis=0).max() > 0.1
@@ -81,7 +83,7 @@ def test_rounds_by_hand(balance):
 def test_without_balance_the_generic_model_is_fedavg_s(model):
     """With mini-batches, dropout and batch statistics."""
     options = {"model": model, "batch_size": 2, "epochs": 2}
-    found = play(knobs={"balance": 0.0}, **options)
+    found = play(hyperparameters={"balance": 0.0}, **options)
     wanted = play("fedavg", **options)
     toys.assert_trees_close(found[2][-1].models, wanted[2][-1].models, rtol=1e-5, atol=1e-6)
 
@@ -92,7 +94,10 @@ def test_private_gradients_are_clipped_part_by_part():
     norm = 0.01
     # Without balancing: the balanced loss of a client with a single class is 0.
     _, algorithm, states, _ = play(
-        rounds=1, knobs={"balance": 0.0}, privacy=Privacy(clip_norm=norm), federation=federation
+        rounds=1,
+        hyperparameters={"balance": 0.0},
+        privacy=Privacy(clip_norm=norm),
+        federation=federation,
     )
     assert algorithm.ledger == Ledger(2, 1, "a client's class counts, which balance its loss")
     moved = jax.tree.map(np.subtract, states[1].rows.params, states[0].rows.params)

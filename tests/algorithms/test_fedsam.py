@@ -53,16 +53,24 @@ def fedsam(rho, beta=1.0):
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs"),
+    ("name", "hyperparameters"),
     [
         ("fedsam", {"rho": 0.0}),
         ("fedsam", {"rho": 0.5}),
         ("mofedsam", {"rho": 0.5, "beta": 0.3}),
     ],
 )
-def test_rounds_by_hand(name, knobs):
+def test_rounds_by_hand(name, hyperparameters):
     """With radius 0, FedSAM is FedAvg."""
-    by_hand(name, fedsam(**knobs), knobs=knobs, sizes=SIZES, hidden=(6,), epochs=3, rtol=1e-5)
+    by_hand(
+        name,
+        fedsam(**hyperparameters),
+        hyperparameters=hyperparameters,
+        sizes=SIZES,
+        hidden=(6,),
+        epochs=3,
+        rtol=1e-5,
+    )
 
 
 def test_at_a_minimum_there_is_no_way_up():
@@ -98,6 +106,6 @@ def test_with_its_own_gradient_alone_mofedsam_is_fedsam():
         "epochs": 2,
     }
     fedsam = toys.play("fedsam", federation, 2, **options).states[-1].models
-    options["knobs"] = {"beta": 1.0}
+    options["hyperparameters"] = {"beta": 1.0}
     mofedsam = toys.play("mofedsam", federation, 2, **options).states[-1].models
     toys.assert_trees_close(mofedsam, fedsam, rtol=1e-5, atol=1e-6)

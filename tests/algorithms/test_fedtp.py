@@ -17,7 +17,7 @@ import pfljax as pfl
 from pfljax.contract import tree
 
 SIZES = (2, 5, 0, 5, 2)
-KNOBS = {
+HYPERPARAMETERS = {
     "server_learning_rate": 0.3,
     "server_momentum": 0.5,
     "weight_decay": 0.1,
@@ -133,12 +133,14 @@ class Server:
 
     def step(self, slopes):
         """SGD with momentum and weight decay."""
-        decayed = jax.tree.map(lambda g, p: g + KNOBS["weight_decay"] * p, slopes, self.learned)
+        decayed = jax.tree.map(
+            lambda g, p: g + HYPERPARAMETERS["weight_decay"] * p, slopes, self.learned
+        )
         self.way = jax.tree.map(
-            lambda way, g: KNOBS["server_momentum"] * way + g, self.way, decayed
+            lambda way, g: HYPERPARAMETERS["server_momentum"] * way + g, self.way, decayed
         )
         self.learned = jax.tree.map(
-            lambda p, way: p - KNOBS["server_learning_rate"] * way, self.learned, self.way
+            lambda p, way: p - HYPERPARAMETERS["server_learning_rate"] * way, self.learned, self.way
         )
 
 
@@ -174,7 +176,7 @@ def fedtp(rounds):
 
 
 def test_fedtp_by_hand():
-    by_hand("fedtp", fedtp, knobs=KNOBS, rtol=1e-5, **OPTIONS)
+    by_hand("fedtp", fedtp, hyperparameters=HYPERPARAMETERS, rtol=1e-5, **OPTIONS)
 
 
 def newcomer(rounds, newcomers, k):
@@ -188,19 +190,25 @@ def newcomer(rounds, newcomers, k):
         model = descend(joined(server.theta, own), *data, rounds.epochs, only_own=True)
         change = jax.tree.map(np.subtract, own, parted(model)[1])
         way = (
-            KNOBS["server_momentum"] * way + server.slopes(v, change)[1] + KNOBS["weight_decay"] * v
+            HYPERPARAMETERS["server_momentum"] * way
+            + server.slopes(v, change)[1]
+            + HYPERPARAMETERS["weight_decay"] * v
         )
-        v = v - KNOBS["server_learning_rate"] * way
+        v = v - HYPERPARAMETERS["server_learning_rate"] * way
     return [joined(server.theta, server.projections(v))]
 
 
 def test_newcomers_learn_an_embedding_by_hand():
-    newcomers_by_hand("fedtp", newcomer, knobs=KNOBS, rtol=1e-5, **OPTIONS)
+    newcomers_by_hand("fedtp", newcomer, hyperparameters=HYPERPARAMETERS, rtol=1e-5, **OPTIONS)
 
 
 def test_only_the_cohort_s_embeddings_move():
     """Without momentum and decay; of those with examples."""
-    rounds = play("fedtp", knobs=KNOBS | {"weight_decay": 0.0, "server_momentum": 0.0}, **OPTIONS)
+    rounds = play(
+        "fedtp",
+        hyperparameters=HYPERPARAMETERS | {"weight_decay": 0.0, "server_momentum": 0.0},
+        **OPTIONS,
+    )
     for number in rounds:
         before = np.asarray(rounds.states[number].server.state.learned.embeddings)
         after = np.asarray(rounds.states[number + 1].server.state.learned.embeddings)
@@ -209,7 +217,9 @@ def test_only_the_cohort_s_embeddings_move():
 
 
 def test_at_rate_0_only_theta_moves():
-    states = play("fedtp", knobs=KNOBS | {"server_learning_rate": 0.0}, **OPTIONS).states
+    states = play(
+        "fedtp", hyperparameters=HYPERPARAMETERS | {"server_learning_rate": 0.0}, **OPTIONS
+    ).states
     toys.assert_trees_close(states[-1].server.state.learned, states[0].server.state.learned)
     assert not toys.same_trees(states[-1].models, states[0].models)
 
@@ -217,14 +227,14 @@ def test_at_rate_0_only_theta_moves():
 @pytest.mark.slow
 def test_from_one_model_a_round_is_fedavg_s():
     """Theta is the mean of FedAvg, and so are, at rate 1, the biases of the heads that make the projections."""
-    knobs = KNOBS | {
+    hyperparameters = HYPERPARAMETERS | {
         "spread": 0.0,
         "server_learning_rate": 1.0,
         "server_momentum": 0.0,
         "weight_decay": 0.0,
     }
     options = OPTIONS | {"cohort": 0}
-    states = play("fedtp", rounds=1, knobs=knobs, **options).states
+    states = play("fedtp", rounds=1, hyperparameters=hyperparameters, **options).states
     fedavg = play("fedavg", rounds=1, **options).states
     for state, wanted in zip(states, fedavg, strict=True):
         found = tree.combine(tree.first(state.models), state.server.state.learned.network.bias)
@@ -236,14 +246,14 @@ def test_where_everything_is_generated_it_is_pfedhn():
     """Whose mean is unweighted, so clients are of one size."""
     federation = toys.make_federation((3, 3, 3))
     options = {"optimizer": networks.OPTIMIZER, "model": toys.Normalized, "epochs": 2}
-    same = {name: value for name, value in KNOBS.items() if name != "weight_decay"}
+    same = {name: value for name, value in HYPERPARAMETERS.items() if name != "weight_decay"}
     own = {
         "fedtp": {"personal": "", "weight_decay": 0.0},
         "pfedhn": {"clip": np.inf, "initialization": "torch"},
     }
     servers = []
-    for name, knobs in own.items():
-        played = toys.play(name, federation, 3, knobs=same | knobs, **options)
+    for name, hyperparameters in own.items():
+        played = toys.play(name, federation, 3, hyperparameters=same | hyperparameters, **options)
         servers.append(played.states[-1].server.state)
     fedtp_server, pfedhn_learned = servers
     toys.assert_trees_close(fedtp_server.learned, pfedhn_learned, rtol=1e-5, atol=1e-6)

@@ -111,8 +111,10 @@ def floco(rounds):
 
 
 def test_floco_by_hand():
-    knobs = {"endpoints": ENDPOINTS, "tau": 0.5}
-    rounds = by_hand("floco", floco, knobs=knobs, rounds=4, rtol=1e-5, **OPTIONS)
+    hyperparameters = {"endpoints": ENDPOINTS, "tau": 0.5}
+    rounds = by_hand(
+        "floco", floco, hyperparameters=hyperparameters, rounds=4, rtol=1e-5, **OPTIONS
+    )
     kernel = rounds.start(f"models.{HEAD}.kernel")
     assert kernel.shape == (1, ENDPOINTS, 6, 3)
     assert rounds.start(f"models.{HEAD}.bias").shape == (1, 3)
@@ -120,7 +122,9 @@ def test_floco_by_hand():
 
 
 def test_with_tau_1_nobody_has_a_region():
-    rounds = play("floco", knobs={"endpoints": ENDPOINTS, "tau": 1.0}, rounds=4, **OPTIONS)
+    rounds = play(
+        "floco", hyperparameters={"endpoints": ENDPOINTS, "tau": 1.0}, rounds=4, **OPTIONS
+    )
     np.testing.assert_allclose(rounds.states[-1].server.state.points, 1 / 3, rtol=1e-6)
 
 
@@ -128,8 +132,8 @@ def test_newcomers_are_at_the_center():
     def center(rounds, newcomers, k):
         return [at(row(rounds.states[-1].models, 0), CENTER)]
 
-    knobs = {"endpoints": ENDPOINTS, "tau": 0.5}
-    newcomers_by_hand("floco", center, knobs=knobs, rounds=4, **OPTIONS)
+    hyperparameters = {"endpoints": ENDPOINTS, "tau": 0.5}
+    newcomers_by_hand("floco", center, hyperparameters=hyperparameters, rounds=4, **OPTIONS)
 
 
 @functools.cache

@@ -31,12 +31,15 @@ def slope_of(kernel, present):
     return slope
 
 
-def train(model, x, y, knobs, layers):
+def train(model, x, y, hyperparameters, layers):
     """A step on the loss with its three further terms."""
     z = features(model, x)
     kernel = model[HEAD]["kernel"]
-    slopes = gradient(model, x, y, pull=2 * knobs["features"] * z / len(y))
-    further = knobs["collapse"] * slope_of(kernel, classes_of(y)) + 2 * knobs["weight_decay"] * kernel
+    slopes = gradient(model, x, y, pull=2 * hyperparameters["features"] * z / len(y))
+    further = (
+        hyperparameters["collapse"] * slope_of(kernel, classes_of(y))
+        + 2 * hyperparameters["weight_decay"] * kernel
+    )
     slopes[HEAD]["kernel"] = slopes[HEAD]["kernel"] + further
     return step(model, slopes, RATE, layers)
 
@@ -46,7 +49,7 @@ def classes_of(y):
     return np.isin(range(CLASSES), y).astype(float)
 
 
-def flute(knobs):
+def flute(hyperparameters):
     """Clients train the head, then both layers; bodies are averaged, and heads take the server's step."""
 
     def reference(rounds):
@@ -60,12 +63,12 @@ def flute(knobs):
                 x, y = rounds.examples(k)
                 model = {BODY: body, HEAD: heads[k]}
                 for _ in range(HEAD_EPOCHS):
-                    model = train(model, x, y, knobs, (HEAD,))
+                    model = train(model, x, y, hyperparameters, (HEAD,))
                 for _ in range(rounds.epochs):
-                    model = train(model, x, y, knobs, (BODY, HEAD))
+                    model = train(model, x, y, hyperparameters, (BODY, HEAD))
                 bodies.append(model[BODY])
                 kernel = model[HEAD]["kernel"]
-                rate = knobs["server_learning_rate"] / rounds.problem.cohort_size
+                rate = hyperparameters["server_learning_rate"] / rounds.problem.cohort_size
                 heads[k] = model[HEAD] | {"kernel": kernel - rate * slope_of(kernel, classes_of(y))}
 
             body = rounds.mean(bodies, rounds.sizes[active])
@@ -79,14 +82,20 @@ def flute(knobs):
 
 
 @pytest.mark.parametrize(
-    "knobs",
+    "hyperparameters",
     [
         {"collapse": 0.5, "weight_decay": 0.1, "features": 0.2, "server_learning_rate": 1.5},
         {"collapse": 0.0, "weight_decay": 0.0, "features": 0.05, "server_learning_rate": 0.5},
         {"collapse": 0.0, "weight_decay": 0.0, "features": 0.0, "server_learning_rate": 0.0},
     ],
 )
-def test_flute_by_hand(knobs):
+def test_flute_by_hand(hyperparameters):
     """Without its terms, it trains a head and then both layers."""
     options = {"sizes": SIZES, "hidden": (6,), "rounds": 3, "epochs": 3, "cohort": 3}
-    by_hand("flute", flute(knobs), knobs=knobs | {"head_epochs": HEAD_EPOCHS}, rtol=1e-5, **options)
+    by_hand(
+        "flute",
+        flute(hyperparameters),
+        hyperparameters=hyperparameters | {"head_epochs": HEAD_EPOCHS},
+        rtol=1e-5,
+        **options,
+    )

@@ -49,7 +49,7 @@ def fml(rounds):
 
 
 def test_rounds_by_hand():
-    by_hand("fml", fml, rounds=2, hidden=(6,), knobs={"alpha": ALPHA, "beta": BETA})
+    by_hand("fml", fml, rounds=2, hidden=(6,), hyperparameters={"alpha": ALPHA, "beta": BETA})
 
 
 @pytest.mark.parametrize(

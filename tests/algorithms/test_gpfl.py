@@ -106,7 +106,10 @@ def gpfl(strength, mu):
 @pytest.mark.parametrize(("strength", "mu"), [(0.5, 0.1), (0.0, 0.0)])
 def test_gpfl_by_hand(strength, mu):
     by_hand(
-        "gpfl", gpfl(strength, mu), knobs={"alignment": strength, "weight_decay": mu}, **OPTIONS
+        "gpfl",
+        gpfl(strength, mu),
+        hyperparameters={"alignment": strength, "weight_decay": mu},
+        **OPTIONS,
     )
 
 
@@ -126,5 +129,7 @@ def newcomer(rounds, newcomers, k):
 
 
 def test_newcomers_train_a_head_alone():
-    knobs = {"alignment": 0.5, "weight_decay": 0.1}
-    newcomers_by_hand("gpfl", newcomer, part=f"inputs.0.{HEAD}", knobs=knobs, **OPTIONS)
+    hyperparameters = {"alignment": 0.5, "weight_decay": 0.1}
+    newcomers_by_hand(
+        "gpfl", newcomer, part=f"inputs.0.{HEAD}", hyperparameters=hyperparameters, **OPTIONS
+    )

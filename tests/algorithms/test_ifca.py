@@ -57,26 +57,32 @@ def by_gradients(rounds):
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs", "reference"),
+    ("name", "hyperparameters", "reference"),
     [
         ("ifca", {}, by_models),
         ("ifca", {"averaging": "gradients"}, by_gradients),
         ("hypcluster", {}, by_models),
     ],
 )
-def test_clients_choose_and_train_the_model_of_least_loss(name, knobs, reference):
-    rounds = by_hand(name, reference, knobs=knobs | {"clusters": CLUSTERS}, sizes=SIZES, rounds=2)
+def test_clients_choose_and_train_the_model_of_least_loss(name, hyperparameters, reference):
+    rounds = by_hand(
+        name,
+        reference,
+        hyperparameters=hyperparameters | {"clusters": CLUSTERS},
+        sizes=SIZES,
+        rounds=2,
+    )
     assert rounds.records[0].metrics["clusters_chosen"] > 1
 
 
 @pytest.mark.parametrize("name", ["ifca", "hypcluster"])
 @pytest.mark.parametrize(
-    ("knobs", "clusters"), [({}, 3), ({"clusters": 1}, 1), ({"clusters": 5}, 5)]
+    ("hyperparameters", "clusters"), [({}, 3), ({"clusters": 1}, 1), ({"clusters": 5}, 5)]
 )
-def test_there_are_as_many_models_as_asked_for(name, knobs, clusters):
+def test_there_are_as_many_models_as_asked_for(name, hyperparameters, clusters):
     """The toy's clients are in two groups, which nobody tells."""
     federation = toys.make_federation((3,) * 6)
-    algorithm = toys.make_algorithm(name, toys.make_problem(federation), **knobs)
+    algorithm = toys.make_algorithm(name, toys.make_problem(federation), **hyperparameters)
     shape = jax.eval_shape(algorithm.start, jax.random.key(0), federation.client_data)
     assert tree.num_rows(shape.models) == clusters
 
@@ -107,8 +113,8 @@ def test_of_several_starts_ifca_keeps_the_one_that_spreads_clients_most_evenly()
 
 def test_ifca_s_first_layers_may_be_shared():
     federation = toys.make_federation((4, 3, 5, 2, 4, 4))
-    knobs = {"clusters": 3, "shared_layers": 1}
-    states = toys.play("ifca", federation, 3, OPTIMIZER, knobs, hidden=(3,)).states
+    hyperparameters = {"clusters": 3, "shared_layers": 1}
+    states = toys.play("ifca", federation, 3, OPTIMIZER, hyperparameters, hidden=(3,)).states
     for state in states:
         for leaf in jax.tree.leaves(state.models["Dense_0"]):
             first = np.broadcast_to(leaf[:1], leaf[1:].shape)

@@ -48,17 +48,17 @@ class SeenKeys:
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs"),
+    ("name", "hyperparameters"),
     [
         ("fednova", {"max_epochs": 3}),  # which draws the number of epochs
         ("floco", {}),  # a point for each mini-batch
         ("pfedhn", {}),  # embeddings and a hypernetwork
     ],
 )
-def test_no_key_is_used_twice(name, knobs):
+def test_no_key_is_used_twice(name, hyperparameters):
     federation = federation_of()
     problem = with_dropout(federation)
-    algorithm = toys.make_algorithm(name, problem, **knobs)
+    algorithm = toys.make_algorithm(name, problem, **hyperparameters)
     clients = federation.client_data
     begin = functools.partial(toys.init, algorithm, problem)
     one_round = make_round(algorithm, problem.plan, problem.cohort_size)

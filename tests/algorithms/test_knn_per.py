@@ -21,15 +21,15 @@ KEY = jax.random.key(0)
 
 @functools.cache
 def trained(name="knn_per"):
-    """Two rounds of a method; training does not depend on kNN-Per's knobs."""
+    """Two rounds of a method; training does not depend on kNN-Per's hyperparameters."""
     federation = toys.make_federation(SIZES, validation_size=4)
     return toys.play(name, federation, 2, OPTIMIZER, hidden=(4,), batch_size=2)
 
 
-def with_knobs(**knobs):
-    """(federation, problem, kNN-Per with other knobs, last state)."""
+def with_hyperparameters(**hyperparameters):
+    """(federation, problem, kNN-Per with other hyperparameters, last state)."""
     played = trained()
-    algorithm = toys.make_algorithm("knn_per", played.problem, **knobs)
+    algorithm = toys.make_algorithm("knn_per", played.problem, **hyperparameters)
     return played.federation, played.problem, algorithm, played.states[-1]
 
 
@@ -68,7 +68,7 @@ def own(federation, k):
 
 @pytest.mark.parametrize("num", [pytest.param(1, marks=pytest.mark.long), 2, 10])
 def test_predictions_by_hand(num):
-    federation, problem, algorithm, state = with_knobs(
+    federation, problem, algorithm, state = with_hyperparameters(
         neighbors=num, scale=0.2, mix=0.7, grid_steps=0
     )
     queries = federation.test.x[0]
@@ -89,7 +89,7 @@ def test_lambda_is_the_one_of_the_grid_that_fits_the_validation_examples_best(nu
 
     With a wrong label, client 0's best lambda is within the grid.
     """
-    federation, problem, algorithm, state = with_knobs(
+    federation, problem, algorithm, state = with_hyperparameters(
         neighbors=2, scale=0.1, grid_steps=5, mix=0.3
     )
     split = jax.tree.map(np.copy, federation.validation)
@@ -116,7 +116,7 @@ def test_lambda_is_the_one_of_the_grid_that_fits_the_validation_examples_best(nu
 
 
 def test_without_any_validation_examples_clients_have_the_lambda_that_is_given():
-    federation, problem, algorithm, state = with_knobs(mix=0.3)
+    federation, problem, algorithm, state = with_hyperparameters(mix=0.3)
     validation = federation.validation
     validation = Split(validation.x[:, :0], validation.y[:, :0], np.zeros(4, np.int32))
     clients = federation.client_data._replace(validation=validation)
@@ -134,7 +134,7 @@ def test_it_trains_as_fedavg_does():
 
 @pytest.mark.slow
 def test_newcomers_remember_their_own_examples():
-    _, problem, algorithm, state = with_knobs(mix=1.0, grid_steps=0, neighbors=1)
+    _, problem, algorithm, state = with_hyperparameters(mix=1.0, grid_steps=0, neighbors=1)
     newcomers = toys.make_federation((5, 2), seed=3)
     stored = toys.adapt(algorithm, problem, KEY, state, newcomers.client_data)
     for k in range(2):
@@ -148,7 +148,7 @@ def test_newcomers_remember_their_own_examples():
 
 @pytest.mark.slow
 def test_after_fine_tuning_the_datastore_is_of_the_tuned_model():
-    federation, problem, algorithm, state = with_knobs(
+    federation, problem, algorithm, state = with_hyperparameters(
         neighbors=2, scale=0.2, mix=0.7, grid_steps=0
     )
     tuned = fine_tuned(problem, algorithm, 3)
@@ -175,7 +175,7 @@ def test_after_fine_tuning_the_datastore_is_of_the_tuned_model():
 
 
 def test_features_of_many_examples_are_found_in_blocks():
-    _, problem, _, state = with_knobs()
+    _, problem, _, state = with_hyperparameters()
     params = jax.tree.map(lambda leaf: leaf[0], state.models)
     x = np.random.default_rng(0).normal(size=(700, 3)).astype(np.float32)
 

@@ -18,4 +18,4 @@ def l2sgd(rounds):
 
 
 def test_l2sgd_by_hand():
-    by_hand("l2sgd", l2sgd, knobs={"pull": PULL})
+    by_hand("l2sgd", l2sgd, hyperparameters={"pull": PULL})

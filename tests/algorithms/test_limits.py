@@ -1,4 +1,5 @@
-"""Limits: with its knob off, a method is a simpler one; what it does with its knob on, each file has by hand.
+"""Limits: with its hyperparameter off, a method is a simpler one; what it does with its hyperparameter on, each file
+has by hand.
 
 Batches are full, and all rows have data of the same shape, so that they share the simpler methods' programs.
 """
@@ -25,11 +26,12 @@ class Limit(NamedTuple):
 
     Attributes:
         method: The name of the method.
-        off: Its knobs.
+        off: Its hyperparameters.
         compared: What is the same after two rounds: "models" are the state's, "predictions" those that clients use.
         simpler: The name of the simpler method.
         options: As of `by_hand.play`, for both methods.
-        slow: Whether the default suite leaves it out, as the method is played by hand with the knob that is off here.
+        slow: Whether the default suite leaves it out, as the method is played by hand with the hyperparameter that is
+            off here.
     """
 
     method: str
@@ -91,8 +93,8 @@ def compared(rounds, name):
 
 
 @pytest.mark.parametrize("row", [parameter(row) for row in LIMITS])
-def test_with_its_knob_off_it_is_a_simpler_method(row):
-    rounds = play(row.method, rounds=2, knobs=row.off, **row.options)
+def test_with_its_hyperparameter_off_it_is_a_simpler_method(row):
+    rounds = play(row.method, rounds=2, hyperparameters=row.off, **row.options)
     simpler = simple(row.simpler, *row.options.items())
     for name in row.compared:
         found = compared(rounds, name)
@@ -100,7 +102,7 @@ def test_with_its_knob_off_it_is_a_simpler_method(row):
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs"),
+    ("name", "hyperparameters"),
     [
         ("feddyn", {}),
         ("fedexp", {"eps": 1e-6}),
@@ -109,11 +111,11 @@ def test_with_its_knob_off_it_is_a_simpler_method(row):
         pytest.param("scaffold", {"server_learning_rate": 2.0}, marks=pytest.mark.slow),
     ],
 )
-def test_batch_statistics_are_averaged_as_in_fedavg(name, knobs):
+def test_batch_statistics_are_averaged_as_in_fedavg(name, hyperparameters):
     """Also by a server whose rate is not 1; q-FFL weights clients equally where q is 0."""
     federation = toys.make_federation(EQUAL, "regression")
     options = {"model": toys.Normalized, "epochs": 2}
-    states = toys.play(name, federation, 2, OPTIMIZER, knobs, **options).states
+    states = toys.play(name, federation, 2, OPTIMIZER, hyperparameters, **options).states
     # The inputs are normalized, so that all statistics are theirs; a step moves them by 0.3.
     inputs = [examples(federation, k)[0].mean(axis=0) for k in range(4)]
     before, after = (entry(state, "models.batch_stats.BatchNorm_0.mean")[0] for state in states[1:])

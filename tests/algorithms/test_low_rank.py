@@ -198,7 +198,7 @@ def feddpa(share):
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs", "reference"),
+    ("name", "hyperparameters", "reference"),
     [
         ("flexlora", {"ranks": FLEX_RANKS}, flexlora),
         ("feddpa", {"weight": 0.8}, feddpa(0.8)),
@@ -206,20 +206,40 @@ def feddpa(share):
     ],
     ids=["flexlora", "feddpa", "feddpa_without_the_personal_adapter"],
 )
-def test_other_rounds_by_hand(name, knobs, reference):
+def test_other_rounds_by_hand(name, hyperparameters, reference):
     """Without the personal adapter, FedDPA is FedIT."""
-    by_hand(name, reference, knobs=knobs, federation=federation(), model=MODEL, epochs=1)
+    by_hand(
+        name,
+        reference,
+        hyperparameters=hyperparameters,
+        federation=federation(),
+        model=MODEL,
+        epochs=1,
+    )
 
 
 def test_ranks_beyond_the_adapters():
     with pytest.raises(pfl.ArgumentError, match=r"ranks=.*accepted: ranks from 1 to 2"):
-        play("flexlora", rounds=0, knobs={"ranks": (4,)}, federation=federation(), model=MODEL)
+        play(
+            "flexlora",
+            rounds=0,
+            hyperparameters={"ranks": (4,)},
+            federation=federation(),
+            model=MODEL,
+        )
 
 
 def test_hilora_s_root_is_trained_without_a_penalty():
     """It has nothing above it with which it could overlap."""
-    knobs = {"root_rounds": 1, "cluster_rounds": 1, "orthogonality": 0.4}
-    rounds = play("hilora", rounds=1, knobs=knobs, federation=federation(), model=MODEL, epochs=1)
+    hyperparameters = {"root_rounds": 1, "cluster_rounds": 1, "orthogonality": 0.4}
+    rounds = play(
+        "hilora",
+        rounds=1,
+        hyperparameters=hyperparameters,
+        federation=federation(),
+        model=MODEL,
+        epochs=1,
+    )
     begin = [factor[0] for factor in factors(rounds.states[0].models)]
     steps = [step(k, *begin) for k in rounds.clients]
     product = mean([np.matmul(*each) for each in steps])
@@ -266,8 +286,15 @@ def test_hilora_trains_the_root_then_clusters_then_leaves():
 def test_hilora_s_penalty_is_the_overlap_of_bases():
     """A leaf's second step feels its overlap with root and cluster."""
     strength = 0.4
-    knobs = {"root_rounds": 1, "cluster_rounds": 1, "orthogonality": strength}
-    rounds = play("hilora", rounds=4, knobs=knobs, federation=federation(), model=MODEL, epochs=1)
+    hyperparameters = {"root_rounds": 1, "cluster_rounds": 1, "orthogonality": strength}
+    rounds = play(
+        "hilora",
+        rounds=4,
+        hyperparameters=hyperparameters,
+        federation=federation(),
+        model=MODEL,
+        epochs=1,
+    )
     clients = rounds.federation.client_data
     before, after = rounds.states[3:]
     used = toys.used(rounds.algorithm, rounds.problem, jax.random.key(0), before, clients)["index"]

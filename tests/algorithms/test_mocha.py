@@ -62,8 +62,8 @@ def multitask(rounds):
 
 
 def test_mocha_by_hand():
-    knobs = {"mu": STRENGTH, "ridge": RIDGE}
-    by_hand("mocha", multitask, knobs=knobs, rtol=1e-3, atol=1e-4)
+    hyperparameters = {"mu": STRENGTH, "ridge": RIDGE}
+    by_hand("mocha", multitask, hyperparameters=hyperparameters, rtol=1e-3, atol=1e-4)
 
 
 def test_of_a_network_mocha_relates_the_last_layer():

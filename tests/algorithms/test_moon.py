@@ -62,9 +62,16 @@ def moon(mu, temperature):
 
 def test_moon_by_hand():
     """Clients return after rounds without them."""
-    knobs = {"mu": 3.0, "temperature": 0.4}
+    hyperparameters = {"mu": 3.0, "temperature": 0.4}
     options = {"sizes": SIZES, "hidden": (6,), "rounds": 4, "epochs": 3, "cohort": 3}
-    by_hand("moon", moon(**knobs), knobs=knobs, rtol=2e-4, atol=2e-5, **options)
+    by_hand(
+        "moon",
+        moon(**hyperparameters),
+        hyperparameters=hyperparameters,
+        rtol=2e-4,
+        atol=2e-5,
+        **options,
+    )
 
 
 def test_features_of_zero_have_a_gradient():
@@ -89,8 +96,8 @@ def test_the_contrast_moves_no_batch_statistics():
     federation = toys.make_federation(SIZES)
     options = {"model": Normalized(), "batch_size": 2, "epochs": 2}
     last = [
-        toys.play(name, federation, 3, optax.sgd(0.1), knobs, **options).states[-1].models
-        for name, knobs in (("fedavg", {}), ("moon", {"mu": 5.0}))
+        toys.play(name, federation, 3, optax.sgd(0.1), hyperparameters, **options).states[-1].models
+        for name, hyperparameters in (("fedavg", {}), ("moon", {"mu": 5.0}))
     ]
     toys.assert_trees_close(last[0]["batch_stats"], last[1]["batch_stats"], rtol=1e-5, atol=1e-6)
     assert np.abs(last[0]["Dense_0"]["kernel"] - last[1]["Dense_0"]["kernel"]).max() > 1e-3

@@ -250,35 +250,52 @@ def fedbuff(rounds, newcomers, k):
 
 
 NEWCOMERS = [
-    Newcomer("ditto", ditto, {"knobs": {"mu": 2.0}}),
+    Newcomer("ditto", ditto, {"hyperparameters": {"mu": 2.0}}),
     Newcomer("fedfomo", fedfomo, {"rounds": 0}),
     Newcomer("fedem", fedem, {"rounds": 0, "part": "weights"}),
-    Newcomer("dfedem", dfedem, {"rounds": 0, "knobs": {"newcomer_steps": 3}, "part": "weights"}),
-    Newcomer("fedbabu", fedbabu, {"rounds": 0, "hidden": (6,), "knobs": {"tune_epochs": 4}}),
-    Newcomer("fml", fml, {"rounds": 0, "hidden": (6,), "knobs": {"alpha": 0.3}}),
-    Newcomer("fedproto", fedproto, {"rounds": 1, "hidden": (6,), "knobs": {"alignment": 3.0}}),
+    Newcomer(
+        "dfedem", dfedem, {"rounds": 0, "hyperparameters": {"newcomer_steps": 3}, "part": "weights"}
+    ),
+    Newcomer(
+        "fedbabu", fedbabu, {"rounds": 0, "hidden": (6,), "hyperparameters": {"tune_epochs": 4}}
+    ),
+    Newcomer("fml", fml, {"rounds": 0, "hidden": (6,), "hyperparameters": {"alpha": 0.3}}),
+    Newcomer(
+        "fedproto", fedproto, {"rounds": 1, "hidden": (6,), "hyperparameters": {"alignment": 3.0}}
+    ),
     Newcomer("fedbuff", fedbuff, {"rounds": 1}),
     Newcomer("l2sgd", l2sgd, {"rounds": 0}),
     Newcomer(
         "per_fedavg",
         per_fedavg,
-        {"rounds": 0, "knobs": {"personal_learning_rate": 0.05, "adapt_steps": 2}},
+        {"rounds": 0, "hyperparameters": {"personal_learning_rate": 0.05, "adapt_steps": 2}},
     ),
     Newcomer(
         "pfedme",
         pfedme,
-        {"rounds": 0, "knobs": {"mu": 2.0, "personal_steps": 400, "personal_learning_rate": 0.05}},
+        {
+            "rounds": 0,
+            "hyperparameters": {"mu": 2.0, "personal_steps": 400, "personal_learning_rate": 0.05},
+        },
     ),
-    Newcomer("fedah", fedah, {"rounds": 0, "hidden": (6,), "knobs": {"head_epochs": 2}}),
-    Newcomer("flute", flute, {"rounds": 0, "hidden": (6,), "knobs": {"head_epochs": 2}}),
-    Newcomer("perada", perada, {"rounds": 0, "hidden": (6,), "knobs": {"mu": 0.7, "share": 0.3}}),
-    Newcomer("fedavg_plus", fedavg_plus, {"rounds": 0, "knobs": {"tune_epochs": 2}}),
+    Newcomer("fedah", fedah, {"rounds": 0, "hidden": (6,), "hyperparameters": {"head_epochs": 2}}),
+    Newcomer("flute", flute, {"rounds": 0, "hidden": (6,), "hyperparameters": {"head_epochs": 2}}),
+    Newcomer(
+        "perada",
+        perada,
+        {"rounds": 0, "hidden": (6,), "hyperparameters": {"mu": 0.7, "share": 0.3}},
+    ),
+    Newcomer("fedavg_plus", fedavg_plus, {"rounds": 0, "hyperparameters": {"tune_epochs": 2}}),
     Newcomer("fedexp", fedexp, {"rounds": 1}),
-    Newcomer("pfedgraph", pfedgraph, {"rounds": 1, "knobs": {"mu": 0.0}}),
+    Newcomer("pfedgraph", pfedgraph, {"rounds": 1, "hyperparameters": {"mu": 0.0}}),
     Newcomer("lg_fedavg", lg_fedavg, {"rounds": 0, "hidden": (6,)}),
-    Newcomer("fedrep", fedrep, {"rounds": 0, "hidden": (6,), "knobs": {"head_epochs": 3}}),
-    Newcomer("fedpac", fedpac, {"rounds": 0, "hidden": (6,), "knobs": {"head_epochs": 3}}),
-    Newcomer("fedgh", fedgh, {"rounds": 0, "hidden": (6,), "knobs": {"predict": "own"}}),
+    Newcomer(
+        "fedrep", fedrep, {"rounds": 0, "hidden": (6,), "hyperparameters": {"head_epochs": 3}}
+    ),
+    Newcomer(
+        "fedpac", fedpac, {"rounds": 0, "hidden": (6,), "hyperparameters": {"head_epochs": 3}}
+    ),
+    Newcomer("fedgh", fedgh, {"rounds": 0, "hidden": (6,), "hyperparameters": {"predict": "own"}}),
     Newcomer("fedrod", fedrod, {"rounds": 0, "hidden": (6,), "part": f"inputs.{HEAD}"}),
     Newcomer("feddbe", feddbe, {"rounds": 0, "hidden": (6,), "part": "inputs"}),
     Newcomer(
@@ -287,7 +304,7 @@ NEWCOMERS = [
         {
             "rounds": 0,
             "hidden": (6,),
-            "knobs": {"hidden": 5, "layers": 1, "embedding": 4, "spread": 0.5},
+            "hyperparameters": {"hidden": 5, "layers": 1, "embedding": 4, "spread": 0.5},
         },
     ),
 ]

@@ -9,7 +9,7 @@ from by_hand import by_hand, play
 from networks import backward, forward, mean, row
 
 SIZES = (2, 5, 0, 3, 4)
-KNOBS = {
+HYPERPARAMETERS = {
     "server_learning_rate": 0.01,
     "clip": 50.0,
     "hidden": 5,
@@ -116,7 +116,9 @@ def pefll(clip):
                 theta = model_of(k)
                 change = jax.tree.map(np.subtract, theta, rounds.descend(k, theta))
                 products.append(hand.slopes(*rounds.examples(k), change))
-            is_clipped = hand.step(mean(products, None), KNOBS["server_learning_rate"], clip)
+            is_clipped = hand.step(
+                mean(products, None), HYPERPARAMETERS["server_learning_rate"], clip
+            )
             assert is_clipped == (clip < 1)
             yield hand.entries() | {"predictions": [[model_of(k)] for k in rounds.clients]}
 
@@ -125,14 +127,16 @@ def pefll(clip):
 
 @pytest.mark.parametrize("clip", [np.inf, 0.05])
 def test_rounds_by_hand(clip):
-    by_hand("pefll", pefll(clip), rtol=1e-5, knobs=KNOBS | {"clip": clip}, **OPTIONS)
+    by_hand(
+        "pefll", pefll(clip), rtol=1e-5, hyperparameters=HYPERPARAMETERS | {"clip": clip}, **OPTIONS
+    )
 
 
 @pytest.mark.long
 def test_a_client_s_model_depends_on_its_examples():
     """After training, models of clients whose labels differ are apart, and fit their own client."""
     federation, problem, algorithm, states, _ = networks.play(
-        "pefll", 60, (5, 5, 5, 5), knobs={"server_learning_rate": 0.01}, epochs=5
+        "pefll", 60, (5, 5, 5, 5), hyperparameters={"server_learning_rate": 0.01}, epochs=5
     )
     split = federation.train
     own = toys.evaluate(
@@ -149,7 +153,9 @@ def test_a_client_s_model_depends_on_its_examples():
 
 
 def test_at_rate_0_nothing_moves():
-    states = play("pefll", knobs=KNOBS | {"server_learning_rate": 0.0}, **OPTIONS).states
+    states = play(
+        "pefll", hyperparameters=HYPERPARAMETERS | {"server_learning_rate": 0.0}, **OPTIONS
+    ).states
     toys.assert_trees_close(states[-1].models, states[0].models)
     toys.assert_trees_close(states[-1].server.state, states[0].server.state)
 
@@ -157,7 +163,7 @@ def test_at_rate_0_nothing_moves():
 def test_a_descriptor_of_one_entry_is_not_scaled():
     federation = toys.make_federation(SIZES)
     algorithm = toys.make_algorithm(
-        "pefll", toys.make_problem(federation), **KNOBS | {"embedding": 1}
+        "pefll", toys.make_problem(federation), **HYPERPARAMETERS | {"embedding": 1}
     )
     scale = jax.jit(lambda key: algorithm.start(key, federation.client_data).state.scale)
     assert scale(jax.random.key(0)) == 1

@@ -43,8 +43,13 @@ def per_fedavg(alpha, form):
 @pytest.mark.parametrize("alpha", [0.05, 0.0])
 def test_per_fedavg_by_hand(alpha, form):
     """With alpha 0 it is FedAvg."""
-    knobs = {"personal_learning_rate": alpha, "form": form, "adapt_steps": 2, "delta": 0.01}
-    by_hand("per_fedavg", per_fedavg(alpha, form), rounds=2, knobs=knobs)
+    hyperparameters = {
+        "personal_learning_rate": alpha,
+        "form": form,
+        "adapt_steps": 2,
+        "delta": 0.01,
+    }
+    by_hand("per_fedavg", per_fedavg(alpha, form), rounds=2, hyperparameters=hyperparameters)
 
 
 def test_per_fedavg_takes_its_inner_step_on_another_mini_batch():
@@ -61,7 +66,7 @@ def test_per_fedavg_takes_its_inner_step_on_another_mini_batch():
         return theta - RATE * slope(theta - alpha * slope(theta, other), now)
 
     def trained(**length):
-        options = {"knobs": {"personal_learning_rate": alpha}, "batch_size": 1} | length
+        options = {"hyperparameters": {"personal_learning_rate": alpha}, "batch_size": 1} | length
         states = toys.play("per_fedavg", federation, 1, OPTIMIZER, **options).states
         return vectors(states[0].models)[0], vectors(states[1].models)[0]
 

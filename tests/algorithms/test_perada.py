@@ -86,8 +86,15 @@ def perada(share, rate):
 )
 def test_perada_by_hand(share, rate):
     """Without examples at the server, or with rate 0, it is Ditto."""
-    knobs = {"mu": STRENGTH, "share": share, "server_steps": STEPS, "server_learning_rate": rate}
-    rounds = by_hand("perada", perada(share, rate), knobs=knobs, rtol=1e-5, **OPTIONS)
+    hyperparameters = {
+        "mu": STRENGTH,
+        "share": share,
+        "server_steps": STEPS,
+        "server_learning_rate": rate,
+    }
+    rounds = by_hand(
+        "perada", perada(share, rate), hyperparameters=hyperparameters, rtol=1e-5, **OPTIONS
+    )
     # Epsilon covers no examples at the server.
     assert rounds.algorithm.ledger.gradients == (0 if share else 2)
 

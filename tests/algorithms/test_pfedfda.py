@@ -14,7 +14,7 @@ CLASSES = 3
 WIDTH = 5
 EPSILON = 1e-4
 OPTIONS = {"sizes": (2, 7, 0, 4, 12), "hidden": (WIDTH,), "rounds": 2, "epochs": 2, "cohort": 4}
-KNOBS = {"ridge": 0.5}
+HYPERPARAMETERS = {"ridge": 0.5}
 
 
 def shares_of(y):
@@ -59,17 +59,17 @@ def halves_of(y):
     return [[i for i in several if (y[:i] == y[i]).sum() % 2 == part] for part in (0, 1)]
 
 
-def validated(z, y, received, knobs):
+def validated(z, y, received, hyperparameters):
     """The a and b of least cross entropy in two-fold cross validation."""
     halves = halves_of(y)
     best = np.inf
     weights = (0.0, 0.0)
     for b in np.linspace(0, 1, 11):
-        for a in [b] if knobs.get("coefficients") == "one" else np.linspace(0, 1, 11):
+        for a in [b] if hyperparameters.get("coefficients") == "one" else np.linspace(0, 1, 11):
             total = 0.0
             for kept, held in (halves, halves[::-1]):
                 if held:
-                    own = estimate(z[kept], y[kept], received, knobs["ridge"], 0)
+                    own = estimate(z[kept], y[kept], received, hyperparameters["ridge"], 0)
                     total += entropy(mix(own, received, a, b), shares_of(y), z[held], y[held])
             if total < best - 1e-9:
                 best = total
@@ -77,31 +77,31 @@ def validated(z, y, received, knobs):
     return weights
 
 
-def adapt(z, y, received, knobs):
+def adapt(z, y, received, hyperparameters):
     """mu' and Sigma' of a client with features z, and its a and b."""
-    beta = knobs.get("beta")
-    a, b = validated(z, y, received, knobs) if beta is None else (beta, beta)
-    return mix(estimate(z, y, received, knobs["ridge"], 2), received, a, b), (a, b)
+    beta = hyperparameters.get("beta")
+    a, b = validated(z, y, received, hyperparameters) if beta is None else (beta, beta)
+    return mix(estimate(z, y, received, hyperparameters["ridge"], 2), received, a, b), (a, b)
 
 
-def expected_head(body, gaussians, x, y, knobs):
+def expected_head(body, gaussians, x, y, hyperparameters):
     """The head of a client that has the body and the Gaussians of the server."""
-    adapted, _ = adapt(features({BODY: body}, x), y, gaussians, knobs)
+    adapted, _ = adapt(features({BODY: body}, x), y, gaussians, hyperparameters)
     return head_of(adapted, shares_of(y))
 
 
-def head_of_state(state, x, y, knobs):
+def head_of_state(state, x, y, hyperparameters):
     """The weights and offsets of the head of a client with these examples, in a state of the server."""
     body = row(entry(state, f"models.body.{BODY}"), 0)
     gaussians = (
         entry(state, "models.gaussians.means")[0],
         entry(state, "models.gaussians.covariance")[0],
     )
-    head = expected_head(body, gaussians, x, y, knobs)
+    head = expected_head(body, gaussians, x, y, hyperparameters)
     return head["kernel"], head["bias"]
 
 
-def pfedfda_of(knobs, chosen):
+def pfedfda_of(hyperparameters, chosen):
     """Clients train the body under the head of the global Gaussians, and then adapt these; `chosen` gets a and b."""
 
     def reference(rounds):
@@ -121,7 +121,7 @@ def pfedfda_of(knobs, chosen):
                 model = {BODY: body, HEAD: head_of(gaussians, shares_of(y))}
                 for _ in range(rounds.epochs):
                     model = step(model, gradient(model, x, y), RATE, (BODY,))
-                new, weights = adapt(features(model, x), y, gaussians, knobs)
+                new, weights = adapt(features(model, x), y, gaussians, hyperparameters)
                 chosen.add(weights)
                 bodies.append(model[BODY])
                 adapted.append(new)
@@ -138,7 +138,7 @@ def pfedfda_of(knobs, chosen):
                 z = features({BODY: body}, np.float64(rounds.federation.test.x[0]))
                 expected["probabilities"] = []
                 for k in rounds.clients:
-                    head = expected_head(body, gaussians, *rounds.examples(k), knobs)
+                    head = expected_head(body, gaussians, *rounds.examples(k), hyperparameters)
                     expected["probabilities"].append(softmax(z @ head["kernel"] + head["bias"]))
             yield expected
 
@@ -146,22 +146,24 @@ def pfedfda_of(knobs, chosen):
 
 
 @pytest.mark.parametrize(
-    "knobs",
+    "hyperparameters",
     [
-        KNOBS,
+        HYPERPARAMETERS,
         pytest.param({"ridge": 1.0, "beta": 1.0}, marks=pytest.mark.slow),
         pytest.param({"ridge": 0.02, "coefficients": "one"}, marks=pytest.mark.slow),
     ],
 )
-def test_pfedfda_by_hand(knobs):
+def test_pfedfda_by_hand(hyperparameters):
     chosen = set()
-    by_hand("pfedfda", pfedfda_of(knobs, chosen), knobs=knobs, **OPTIONS)
-    assert len(chosen) > 1 or "beta" in knobs
+    by_hand(
+        "pfedfda", pfedfda_of(hyperparameters, chosen), hyperparameters=hyperparameters, **OPTIONS
+    )
+    assert len(chosen) > 1 or "beta" in hyperparameters
 
 
 def test_clients_may_be_given_their_coefficient():
     """Of the initial Gaussians; 1 are the client's own, and 0 the received ones."""
-    rounds = play("pfedfda", knobs=KNOBS, **OPTIONS)
+    rounds = play("pfedfda", hyperparameters=HYPERPARAMETERS, **OPTIONS)
     models = rounds.states[0].models
     data = jax.tree.map(lambda leaf: jnp.asarray(leaf[4]), rounds.federation.client_data)
 
@@ -171,7 +173,9 @@ def test_clients_may_be_given_their_coefficient():
         return algorithm.adapt(None, models, data).inputs
 
     for beta in (1.0, 0.0, 0.3):
-        expected = head_of_state(rounds.states[0], *rounds.examples(4), KNOBS | {"beta": beta})
+        expected = head_of_state(
+            rounds.states[0], *rounds.examples(4), HYPERPARAMETERS | {"beta": beta}
+        )
         assert_close(head(beta), expected, f"beta {beta}", 1e-4, 1e-4)
 
 
@@ -186,8 +190,10 @@ def test_the_best_coefficients_are_those_of_the_least_entropy():
 
 def newcomer(rounds, newcomers, k):
     """A newcomer adapts the Gaussians, and trains nothing."""
-    return head_of_state(rounds.states[-1], *newcomers.examples(k), KNOBS)
+    return head_of_state(rounds.states[-1], *newcomers.examples(k), HYPERPARAMETERS)
 
 
 def test_newcomers_adapt_the_gaussians():
-    newcomers_by_hand("pfedfda", newcomer, part="inputs", knobs=KNOBS, atol=1e-4, **OPTIONS)
+    newcomers_by_hand(
+        "pfedfda", newcomer, part="inputs", hyperparameters=HYPERPARAMETERS, atol=1e-4, **OPTIONS
+    )

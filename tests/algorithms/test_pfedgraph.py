@@ -102,8 +102,10 @@ def pfedgraph(alpha, mu):
 
 
 def test_rounds_by_hand():
-    knobs = {"alpha": 0.6, "mu": 0.8}
-    rounds = by_hand("pfedgraph", pfedgraph(**knobs), rtol=1e-5, knobs=knobs)
+    hyperparameters = {"alpha": 0.6, "mu": 0.8}
+    rounds = by_hand(
+        "pfedgraph", pfedgraph(**hyperparameters), rtol=1e-5, hyperparameters=hyperparameters
+    )
     weights = entry(rounds.states[-1], "server.state.graph")
     assert 0 < (weights == 0).sum() < 12  # some clients collaborate, others do not
     own = entry(rounds.states[-1], "clients.row.params")
@@ -112,15 +114,22 @@ def test_rounds_by_hand():
 
 @pytest.mark.parametrize(("alpha", "limit"), [(1e6, np.tile(SHARES, (4, 1))), (1e-6, np.eye(4))])
 def test_by_alpha_it_is_fedavg_or_local(alpha, limit):
-    knobs = {"alpha": alpha, "mu": 0.0}
-    rounds = by_hand("pfedgraph", pfedgraph(**knobs), rtol=1e-5, knobs=knobs)
+    hyperparameters = {"alpha": alpha, "mu": 0.0}
+    rounds = by_hand(
+        "pfedgraph", pfedgraph(**hyperparameters), rtol=1e-5, hyperparameters=hyperparameters
+    )
     np.testing.assert_allclose(entry(rounds.states[-1], "server.state.graph"), limit, atol=1e-5)
 
 
 def test_the_graph_is_the_cohort_s():
     """Of models that shrink toward 0, and so move like a model of zeros, which others must not be taken for."""
-    knobs = {"alpha": 0.3, "mu": 0.8}
+    hyperparameters = {"alpha": 0.3, "mu": 0.8}
     federation = toys.make_federation(SIZES, "regression")
     federation.train.y[...] = 0
-    options = {"knobs": knobs, "federation": federation, "cohort": 2, "epochs": 1}
-    by_hand("pfedgraph", pfedgraph(**knobs), rtol=1e-5, **options)
+    options = {
+        "hyperparameters": hyperparameters,
+        "federation": federation,
+        "cohort": 2,
+        "epochs": 1,
+    }
+    by_hand("pfedgraph", pfedgraph(**hyperparameters), rtol=1e-5, **options)

@@ -15,7 +15,7 @@ from quadratics import OPTIMIZER, RATE, gradient, play, vectors
 from pfljax.algorithms.common import hypernetwork
 from pfljax.contract import tree
 
-KNOBS = {
+HYPERPARAMETERS = {
     "server_optimizer": "sgd",
     "server_learning_rate": 0.3,
     "server_momentum": 0.0,
@@ -24,7 +24,7 @@ KNOBS = {
     "embedding": 2,
     "spread": 0.5,
 }
-CLIPPED = KNOBS | {"clip": np.inf}  # the knobs of plays that share a program
+CLIPPED = HYPERPARAMETERS | {"clip": np.inf}  # the hyperparameters of plays that share a program
 
 # What the server learns: embeddings, two layers of the trunk, and the heads' kernel (H, d) and bias (d,).
 LEARNED = (
@@ -103,7 +103,9 @@ def pfedhn(momentum, clip):
 @pytest.mark.parametrize("clip", [np.inf, 0.1])
 def test_rounds_by_hand(clip):
     rounds = by_hand(
-        "pfedhn", pfedhn(0.5, clip), knobs=CLIPPED | {"server_momentum": 0.5, "clip": clip}
+        "pfedhn",
+        pfedhn(0.5, clip),
+        hyperparameters=CLIPPED | {"server_momentum": 0.5, "clip": clip},
     )
     moved = entry(rounds.states[-1], LEARNED[0]) - entry(rounds.states[0], LEARNED[0])
     assert np.abs(moved).max() > 1e-3  # embeddings move
@@ -112,7 +114,7 @@ def test_rounds_by_hand(clip):
 @pytest.mark.slow
 def test_under_sampling_the_mean_is_over_the_cohort_by_hand():
     federation = toys.make_federation((3, 0, 2, 4), "regression")
-    *_, states, records = toys.play("pfedhn", federation, 6, OPTIMIZER, KNOBS, cohort=2)
+    *_, states, records = toys.play("pfedhn", federation, 6, OPTIMIZER, HYPERPARAMETERS, cohort=2)
     alone = 0
     for (before, after), record in zip(itertools.pairwise(states), records, strict=True):
         numbers = learned(before)
@@ -140,12 +142,15 @@ def test_under_sampling_the_mean_is_over_the_cohort_by_hand():
 @pytest.mark.long
 def test_first_models_are_near_one_initial_model():
     spread = {}
-    for knob in (0.0, 0.1, 1.0):
+    for hyperparameter in (0.0, 0.1, 1.0):
         models = play(
-            "pfedhn", hidden=(16,), rounds=0, knobs=KNOBS | {"hidden": 100, "spread": knob}
+            "pfedhn",
+            hidden=(16,),
+            rounds=0,
+            hyperparameters=HYPERPARAMETERS | {"hidden": 100, "spread": hyperparameter},
         )[2][0].models
         kernel = np.asarray(models["Dense_0"]["kernel"])
-        spread[knob] = (kernel - kernel.mean(axis=0)).std() / kernel.mean(axis=0).std()
+        spread[hyperparameter] = (kernel - kernel.mean(axis=0)).std() / kernel.mean(axis=0).std()
         np.testing.assert_allclose(
             models["Dense_0"]["bias"], 0, atol=1e-6
         )  # as the model's own biases
@@ -181,10 +186,13 @@ def test_the_protocol_of_the_paper_is_stable():
     """One client a round, 50 steps at rate 0.01 with momentum 0.9; He's trunk without clipping diverges."""
     federation = toys.make_federation([6] * 4)
     size = {}
-    for name, knobs in {"default": {}, "before": {"initialization": "he", "clip": np.inf}}.items():
+    for name, hyperparameters in {
+        "default": {},
+        "before": {"initialization": "he", "clip": np.inf},
+    }.items():
         options = {"cohort": 1, "steps": 50, "batch_size": 3}
         played = toys.play(
-            "pfedhn", federation, 300, optax.sgd(0.01, momentum=0.9), knobs, **options
+            "pfedhn", federation, 300, optax.sgd(0.01, momentum=0.9), hyperparameters, **options
         )
         size[name] = max(np.abs(state.models["Dense_0"]["kernel"]).max() for state in played.states)
     assert size["default"] < 100 and not size["before"] < 1e6
@@ -195,15 +203,21 @@ def test_the_protocol_of_the_paper_is_stable():
 def test_the_initialization_follows_the_protocol(cohort, named):
     federation = toys.make_federation([3] * 4, "regression")
 
-    def start(**knobs):
-        return toys.play("pfedhn", federation, 0, None, knobs, cohort=cohort).states[0].models
+    def start(**hyperparameters):
+        return (
+            toys.play("pfedhn", federation, 0, None, hyperparameters, cohort=cohort)
+            .states[0]
+            .models
+        )
 
     same = [toys.same_trees(start(), start(initialization=name)) for name in ("torch", "he")]
     assert same == [named == "torch", named == "he"]
 
 
 def test_without_a_rate_the_models_stay():
-    states = play_rounds("pfedhn", knobs=CLIPPED | {"server_learning_rate": 0.0}, rounds=2).states
+    states = play_rounds(
+        "pfedhn", hyperparameters=CLIPPED | {"server_learning_rate": 0.0}, rounds=2
+    ).states
     np.testing.assert_array_equal(vectors(states[0].models), vectors(states[2].models))
 
 
@@ -232,7 +246,7 @@ def newcomer(optimizer):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_newcomers_learn_an_embedding_by_hand(optimizer):
-    options = {"knobs": CLIPPED | {"server_optimizer": optimizer}, "rounds": 0}
+    options = {"hyperparameters": CLIPPED | {"server_optimizer": optimizer}, "rounds": 0}
     newcomers_by_hand("pfedhn", newcomer(optimizer), rtol=1e-3, atol=1e-4, **options)
 
 
@@ -240,7 +254,9 @@ def test_newcomers_learn_an_embedding_by_hand(optimizer):
 def test_batch_statistics_are_the_mean_of_those_that_came_back():
     """After one full batch each: 0.7 of the old and 0.3 of the batch's statistics, whatever the server's rate."""
     federation = toys.make_federation((4, 4, 4))
-    states = toys.play("pfedhn", federation, 2, OPTIMIZER, KNOBS, model=toys.Normalized).states
+    states = toys.play(
+        "pfedhn", federation, 2, OPTIMIZER, HYPERPARAMETERS, model=toys.Normalized
+    ).states
     mean = np.zeros(3)
     variance = np.ones(3)
     for state in states[1:]:

@@ -80,19 +80,26 @@ def pfedmb(simplex, averaging, rate):
 
 @pytest.mark.parametrize(("simplex", "averaging"), [("softmax", "plain"), ("projection", "alpha")])
 def test_rounds_by_hand(simplex, averaging):
-    knobs = {"branches": B, "alpha_learning_rate": 0.3, "simplex": simplex, "averaging": averaging}
-    by_hand("pfedmb", pfedmb(simplex, averaging, 0.3), knobs=knobs)
+    hyperparameters = {
+        "branches": B,
+        "alpha_learning_rate": 0.3,
+        "simplex": simplex,
+        "averaging": averaging,
+    }
+    by_hand("pfedmb", pfedmb(simplex, averaging, 0.3), hyperparameters=hyperparameters)
 
 
 def test_a_branch_without_weight_stays():
     """Large steps put all weight of each client on one branch."""
-    knobs = {
+    hyperparameters = {
         "branches": B,
         "alpha_learning_rate": 1e4,
         "simplex": "projection",
         "averaging": "alpha",
     }
-    rounds = by_hand("pfedmb", pfedmb("projection", "alpha", 1e4), knobs=knobs, rounds=1)
+    rounds = by_hand(
+        "pfedmb", pfedmb("projection", "alpha", 1e4), hyperparameters=hyperparameters, rounds=1
+    )
     alpha = entry(rounds.states[-1], "clients.row")[:, 0]
     assert set(alpha.ravel().tolist()) == {0.0, 1.0}
     before, after = (entry(state, "models")[0] for state in rounds.states)
@@ -103,13 +110,13 @@ def test_a_branch_without_weight_stays():
 
 def played():
     """Rounds of the projecting form, whose programs other tests have."""
-    knobs = {
+    hyperparameters = {
         "branches": B,
         "alpha_learning_rate": 0.3,
         "simplex": "projection",
         "averaging": "alpha",
     }
-    return play("pfedmb", knobs=knobs)
+    return play("pfedmb", hyperparameters=hyperparameters)
 
 
 def test_fine_tuning_repeats_a_client_s_step():
@@ -141,7 +148,7 @@ def test_newcomers_are_fine_tuned_alike():
 
 def one_branch():
     """(The rounds of the form with one branch, what fine-tunes it, and what would fine-tune any method)."""
-    rounds = play("pfedmb", rounds=0, epochs=1, knobs={"branches": 1})
+    rounds = play("pfedmb", rounds=0, epochs=1, hyperparameters={"branches": 1})
     own = fine_tuned(rounds.problem, rounds.algorithm, 3)
     general = fine_tuned(rounds.problem, dataclasses.replace(rounds.algorithm, fine_tuned=None), 3)
     return rounds, own, general
@@ -198,8 +205,8 @@ def test_any_model_becomes_a_multi_branch_one(name, shape, classes):
 
 
 def test_alpha_is_one_vector_a_layer():
-    knobs = {"branches": B, "alpha_learning_rate": 5.0}
-    played = networks.play("pfedmb", 1, SIZES, knobs, hidden=(4,), epochs=2)
+    hyperparameters = {"branches": B, "alpha_learning_rate": 5.0}
+    played = networks.play("pfedmb", 1, SIZES, hyperparameters, hidden=(4,), epochs=2)
     start, alpha = (state.clients.row for state in (played.states[0], played.states[-1]))
     assert alpha.shape == (4, 2, B)
     np.testing.assert_allclose(start, 1 / B, rtol=1e-6)

@@ -32,5 +32,10 @@ def pfedme(rounds):
 
 
 def test_pfedme_by_hand():
-    knobs = {"mu": STRENGTH, "personal_steps": 400, "personal_learning_rate": 0.05, "beta": BETA}
-    by_hand("pfedme", pfedme, rounds=2, knobs=knobs, rtol=1e-3, atol=1e-4)
+    hyperparameters = {
+        "mu": STRENGTH,
+        "personal_steps": 400,
+        "personal_learning_rate": 0.05,
+        "beta": BETA,
+    }
+    by_hand("pfedme", pfedme, rounds=2, hyperparameters=hyperparameters, rtol=1e-3, atol=1e-4)

@@ -28,7 +28,7 @@ def q_ffl(rounds):
 
 
 def test_q_ffl_by_hand():
-    by_hand("q_ffl", q_ffl, rounds=2, knobs={"q": Q, "lipschitz": LIPSCHITZ})
+    by_hand("q_ffl", q_ffl, rounds=2, hyperparameters={"q": Q, "lipschitz": LIPSCHITZ})
 
 
 @pytest.mark.slow
@@ -37,8 +37,10 @@ def test_q_ffl_s_lipschitz_constant_is_one_over_the_learning_rate():
     problem = toys.make_problem(federation, OPTIMIZER)
     clients = federation.client_data
 
-    def moved(problem, **knobs):
-        states, _ = toys.train(toys.make_algorithm("q_ffl", problem, **knobs), problem, clients, 2)
+    def moved(problem, **hyperparameters):
+        states, _ = toys.train(
+            toys.make_algorithm("q_ffl", problem, **hyperparameters), problem, clients, 2
+        )
         return vectors(states[-1].models)
 
     by_default = moved(problem._replace(learning_rate=0.25))

@@ -1,4 +1,4 @@
-"""What methods refuse of a problem, in one line that names the knob."""
+"""What methods refuse of a problem, in one line that names the hyperparameter."""
 
 import dataclasses
 import itertools
@@ -18,8 +18,8 @@ class OfPlaces(nn.Module):
         return nn.Dense(6)(x).reshape(-1, 2, 3)
 
 
-# Method, knobs, and what is said for clients of (5, 3, 4) examples and a linear model.
-KNOBS = [
+# Method, hyperparameters, and what is said for clients of (5, 3, 4) examples and a linear model.
+HYPERPARAMETERS = [
     ("fedper", {"personal_layers": 2}, "personal_layers=2: accepted: 0 to 1, the number of layers"),
     ("fedrep", {"personal_layers": 2}, "personal_layers=2: accepted: 0 to 1, the number of layers"),
     ("fedala", {"layers": 2}, "layers=2: accepted: 0 to 1, the number of layers"),
@@ -41,11 +41,11 @@ KNOBS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "knobs", "said"), KNOBS)
-def test_knobs_that_do_not_fit_the_problem(name, knobs, said):
+@pytest.mark.parametrize(("name", "hyperparameters", "said"), HYPERPARAMETERS)
+def test_hyperparameters_that_do_not_fit_the_problem(name, hyperparameters, said):
     problem = toys.make_problem(toys.make_federation((5, 3, 4), "regression"))
     with pytest.raises(ArgumentError, match=rf"^{name}\.{said}"):
-        toys.make_algorithm(name, problem, **knobs)
+        toys.make_algorithm(name, problem, **hyperparameters)
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ def scaffold(rate, option, mean):
     ("option", "mean"), [("II", "weighted"), ("I", "weighted"), ("I", "uniform")]
 )
 def test_scaffold_by_hand(option, mean):
-    knobs = {"server_learning_rate": 0.5, "option": option, "mean": mean}
-    by_hand("scaffold", scaffold(0.5, option, mean), knobs=knobs)
+    hyperparameters = {"server_learning_rate": 0.5, "option": option, "mean": mean}
+    by_hand("scaffold", scaffold(0.5, option, mean), hyperparameters=hyperparameters)
 
 
 def test_scaffold_s_variates_sum_to_the_server_s_under_sampling():
@@ -69,7 +69,7 @@ def test_scaffold_ends_where_the_weighted_objective_is_least():
 
 def test_control_variates_have_no_part_in_batch_statistics():
     options = {
-        "knobs": {"server_learning_rate": 2.0},
+        "hyperparameters": {"server_learning_rate": 2.0},
         "model": toys.Normalized,
         "batch_size": 2,
         "epochs": 2,

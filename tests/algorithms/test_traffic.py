@@ -56,23 +56,25 @@ ROUNDS = [
         "pfedmb",
         down=4 * 3 * LINEAR,
         up=4 * 3 * (LINEAR + NUMBER),
-        options={"knobs": {"branches": 3}},
+        options={"hyperparameters": {"branches": 3}},
     ),
     # Two others' models down, one up
-    Round("fedfomo", down=4 * 2 * LINEAR, up=4 * LINEAR, options={"knobs": {"neighbors": 2}}),
+    Round(
+        "fedfomo", down=4 * 2 * LINEAR, up=4 * LINEAR, options={"hyperparameters": {"neighbors": 2}}
+    ),
     # And three candidates of the server: two clusters' means and theirs; up, who gained how much from five models
     Round(
         "fedfomo",
         down=4 * (2 + 3) * LINEAR,
         up=4 * (LINEAR + 2 * (1 + 2 + 3) * NUMBER),
-        options={"knobs": {"neighbors": 2, "clusters": 2}},
+        options={"hyperparameters": {"neighbors": 2, "clusters": 2}},
     ),
     # The mean and its own leave-one-out mean beside the two others' ones
     Round(
         "fedfomo_average",
         down=4 * (2 + 2) * LINEAR,
         up=4 * LINEAR,
-        options={"knobs": {"neighbors": 2}},
+        options={"hyperparameters": {"neighbors": 2}},
     ),
     # lambda_k in place of n_k; a client receives only its own entry of lambda
     Round("afl", down=4 * LINEAR, up=4 * (LINEAR + NUMBER)),
@@ -81,7 +83,7 @@ ROUNDS = [
         "fedavg_data",
         down=4 * (LINEAR + 10 * (3 + 1) * NUMBER / 2),
         up=4 * (LINEAR + NUMBER),
-        options={"sizes": (5, 5, 5, 5), "knobs": {"share": 0.5}},
+        options={"sizes": (5, 5, 5, 5), "hyperparameters": {"share": 0.5}},
     ),
     # A model of whatever age
     Round("fedbuff", down=5 * LINEAR, up=4 * (LINEAR + NUMBER), options={"sizes": EMPTY}),
@@ -96,7 +98,7 @@ ROUNDS = [
         "dfedem",
         down=4 * 3 * 3 * LINEAR,
         up=4 * 3 * 3 * LINEAR,
-        options={"knobs": {"graph": "complete"}},
+        options={"hyperparameters": {"graph": "complete"}},
     ),
     # The meme
     Round("fml", down=4 * NETWORK, up=4 * (NETWORK + NUMBER), options={"hidden": (6,)}),
@@ -112,14 +114,17 @@ ROUNDS = [
     # Every client has a mixture of all models, and sends its own, unweighted
     Round("fedamp", down=4 * LINEAR, up=4 * LINEAR),
     Round(
-        "ifca", down=4 * 3 * LINEAR, up=4 * (LINEAR + NUMBER), options={"knobs": {"clusters": 3}}
+        "ifca",
+        down=4 * 3 * LINEAR,
+        up=4 * (LINEAR + NUMBER),
+        options={"hyperparameters": {"clusters": 3}},
     ),
     # All models in the round's first exchange, then the chosen one; its gradient goes back in both
     Round(
         "ifca",
         down=4 * (3 + 1) * LINEAR,
         up=4 * 2 * LINEAR,
-        options={"knobs": {"clusters": 3, "averaging": "gradients"}, "epochs": 2},
+        options={"hyperparameters": {"clusters": 3, "averaging": "gradients"}, "epochs": 2},
     ),
     Round("fedala", down=4 * LINEAR, up=4 * (LINEAR + NUMBER)),
     # The direction beside the model
@@ -152,7 +157,7 @@ ROUNDS = [
         "perada",
         down=4 * NETWORK,
         up=4 * (NETWORK + NUMBER),
-        options={"hidden": (6,), "knobs": {"share": 0.3}},
+        options={"hidden": (6,), "hyperparameters": {"share": 0.3}},
     ),
     # Means of the classes, and a covariance
     Round(
@@ -166,7 +171,7 @@ ROUNDS = [
         "floco",
         down=4 * (NETWORK + 2 * KERNEL + 3 * NUMBER),
         up=4 * (NETWORK + 2 * KERNEL + NUMBER),
-        options={"hidden": (6,), "knobs": {"endpoints": 3}},
+        options={"hidden": (6,), "hyperparameters": {"endpoints": 3}},
     ),
     # A client gets its projections and sends their change, which a client without examples does, too
     Round(
@@ -196,7 +201,7 @@ ROUNDS = [
         "apple",
         down=4 * (LINEAR + (2 * LINEAR + 4 * NUMBER) / 2),
         up=4 * LINEAR,
-        options={"knobs": {"neighbors": 1}},
+        options={"hyperparameters": {"neighbors": 1}},
     ),
     Round("fedper", down=4 * BODY, up=4 * (BODY + NUMBER), options={"hidden": (6,)}),
     Round("fedrep", down=4 * BODY, up=4 * (BODY + NUMBER), options={"hidden": (6,)}),
@@ -225,7 +230,7 @@ ROUNDS = [
         "fedpac",
         down=4 * (BODY + CENTROIDS + 3 * NUMBER),
         up=4 * (BODY + NUMBER + CENTROIDS + 3 * NUMBER),
-        options={"hidden": (6,), "knobs": {"heads": "own"}},
+        options={"hidden": (6,), "hyperparameters": {"heads": "own"}},
     ),
     # Both ways phi, a descriptor and a model; of a client without examples, there is no gradient of phi
     Round(
@@ -235,7 +240,7 @@ ROUNDS = [
         options={
             "sizes": EMPTY,
             "hidden": (6,),
-            "knobs": {"hidden": 5, "layers": 1, "embedding": 4},
+            "hyperparameters": {"hidden": 5, "layers": 1, "embedding": 4},
         },
     ),
 ]

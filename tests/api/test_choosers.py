@@ -1,4 +1,4 @@
-"""No example that chooses a learning rate or knob is a test example of any cell of the table."""
+"""No example that chooses a learning rate or hyperparameter is a test example of any cell of the table."""
 
 import numpy as np
 import optax
@@ -85,7 +85,7 @@ COMPARED = {
     "given unseen clients": (with_others, {"seeds": [0, 1]}),
     "examples that occur twice": (twice, {"seeds": [0, 1]}),
     "an official test part": (official, {"splits": [0, 1], "seeds": [3]}),
-    "knobs": (digits, {"seeds": [0, 1], "tune_knobs": True}),
+    "hyperparameters": (digits, {"seeds": [0, 1], "tune_hyperparameters": True}),
     "seeds of tuning": (digits, {"seeds": [0, 1], "tune_seeds": [7, 8, 9]}),
     "validation examples that stay out": (digits, {"seeds": [0, 1], "keep_validation": True}),
 }
@@ -110,7 +110,9 @@ def test_comparisons(name, runs):
     [
         pytest.param("--seeds=0,1,2 --tune=0.1,1", marks=pytest.mark.slow),
         "--splits=0,1,2 --seeds=3 --tune=0.1,1",
-        pytest.param("--seeds=0,1 --tune_knobs --validation_fraction=0.4", marks=pytest.mark.slow),
+        pytest.param(
+            "--seeds=0,1 --tune_hyperparameters --validation_fraction=0.4", marks=pytest.mark.slow
+        ),
         pytest.param("--seeds=0,1 --tune=0.1,1 --unseen=0.25", marks=pytest.mark.slow),
         pytest.param(
             "--seeds=0,1 --tune=0.1,1 --partition=dirichlet --replacement --train_examples=12",

@@ -96,7 +96,7 @@ def test_seeds_in_another_order_are_the_same_study(tmp_path):
 
 
 def test_a_value_that_does_not_fit_is_found_before_anything_is_trained(tmp_path):
-    knobs = {"fedper": {"personal_layers": [1, 99]}}
+    hyperparameters = {"fedper": {"personal_layers": [1, 99]}}
     methods = [pfl.Local(), pfl.FedPer()]
     with pytest.raises(pfl.ArgumentError, match=r"^fedper.personal_layers=99"):
         pfl.compare(
@@ -106,7 +106,7 @@ def test_a_value_that_does_not_fit_is_found_before_anything_is_trained(tmp_path)
             SGD,
             rounds=1,
             tune=[0.1, 0.3],
-            tune_knobs=knobs,
+            tune_hyperparameters=hyperparameters,
             out=tmp_path / "new",
         )
     assert not (tmp_path / "new").exists()
@@ -114,8 +114,12 @@ def test_a_value_that_does_not_fit_is_found_before_anything_is_trained(tmp_path)
 
 def test_mistakes_name_the_argument_of_compare():
     given = {"rounds": 1, "tune": [0.1, 0.3]}
-    with pytest.raises(pfl.ArgumentError, match=r"^tune_knobs=lam: the method has no knobs"):
-        pfl.compare([pfl.Local()], digits, MODEL, SGD, tune_knobs={"local": {"lam": [1]}}, **given)
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^tune_hyperparameters=lam: the method has no hyperparameters"
+    ):
+        pfl.compare(
+            [pfl.Local()], digits, MODEL, SGD, tune_hyperparameters={"local": {"lam": [1]}}, **given
+        )
     with pytest.raises(
         pfl.ArgumentError,
         match=r"^tune: accepted if `optimizer` is a function of the learning rate",
@@ -129,7 +133,7 @@ def test_mistakes_name_the_argument_of_compare():
         pfl.compare([pfl.Local()], digits, MODEL, SGD, rounds=1, cells="3/2")
 
 
-def test_a_method_that_does_not_fit_by_its_knobs_is_left_out_of_all():
+def test_a_method_that_does_not_fit_by_its_hyperparameters_is_left_out_of_all():
     """Two clients have at most one neighbor."""
     said = []
     clients = pfl.data.digits(num_clients=2, train_examples=5)

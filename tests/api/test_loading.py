@@ -174,7 +174,7 @@ class Net(nn.Module):
 class Loaded:
     """FedAvg with momentum at the server."""
 
-    rate: float = pfl.knob(0.7, above=0, help="the server's learning rate")
+    rate: float = pfl.hyperparameter(0.7, above=0, help="the server's learning rate")
 
     def build(self, problem):
         return averaging(problem, server_optimizer=optax.sgd(self.rate, momentum=0.9))

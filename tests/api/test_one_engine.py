@@ -89,12 +89,12 @@ CASES = {
         sgd(),
         TWO_RATES,
     ),
-    "tuned rates and knobs, seeds of their own": Case(
-        "--methods=fedprox --tune=0.1,1 --tune_widen=1 --tune_knobs --tune_seeds=7",
+    "tuned rates and hyperparameters, seeds of their own": Case(
+        "--methods=fedprox --tune=0.1,1 --tune_widen=1 --tune_hyperparameters --tune_seeds=7",
         [pfl.FedProx()],
         digits(0.25),
         sgd(),
-        {**TWO_RATES, "tune_knobs": True, "tune_seeds": [7]},
+        {**TWO_RATES, "tune_hyperparameters": True, "tune_seeds": [7]},
     ),
     "tuned on splits": Case(
         "--methods=fedavg --tune=0.1,1 --tune_widen=1 --splits=2,3,4",

@@ -22,18 +22,18 @@ def clients(groups=2):
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs", "expected"),
+    ("name", "hyperparameters", "expected"),
     [
         ("fedavg", {}, 1),
         ("fedem", {"components": 3}, 3),
         ("fedrep", {"head_epochs": 4, "body_epochs": 2}, 3),
     ],
 )
-def test_a_client_s_gradients_in_a_round_are_counted(name, knobs, expected):
+def test_a_client_s_gradients_in_a_round_are_counted(name, hyperparameters, expected):
     """Two epochs in batches of two are 6, 2, 4 and 0 steps, in half of the rounds; FedRep has 4 + 2 epochs."""
     federation = toys.make_federation((5, 1, 3, 0))
     problem = toys.make_problem(federation, batch_size=2, epochs=2, cohort=2, hidden=(3,))
-    experiment = toys.make_experiment(name, problem, federation, knobs=knobs)
+    experiment = toys.make_experiment(name, problem, federation, hyperparameters=hyperparameters)
     assert (
         experiment.gradients(experiment.algorithm(problem.plan))
         == expected * (6 + 2 + 4 + 0) / 4 / 2

@@ -1,4 +1,4 @@
-"""Grid search: runs of several rates and knobs in one kernel, and the point that is chosen."""
+"""Grid search: runs of several rates and hyperparameters in one kernel, and the point that is chosen."""
 
 import jax
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 
 import pfljax as pfl
 from pfljax.api import Point, comparison, grid, search
-from pfljax.api.tuning import papers_knobs, scores_of
+from pfljax.api.tuning import papers_hyperparameters, scores_of
 from pfljax.contract.errors import OutOfMemory
 from pfljax.run.experiment import differences
 from pfljax.training import loop
@@ -28,7 +28,7 @@ FEDERATIONS = [clients(0), clients(1)]
 def run_of(point, seed, method=None):
     local = pfl.LocalTraining(optax.sgd, point.learning_rate or 0.1, batch_size=4)
     return pfl.Run(
-        (method or pfl.FedProx)(**point.knobs), FEDERATIONS[seed], MODEL, local, seed=seed
+        (method or pfl.FedProx)(**point.hyperparameters), FEDERATIONS[seed], MODEL, local, seed=seed
     )
 
 
@@ -37,9 +37,12 @@ def vector(models):
 
 
 @pytest.mark.slow
-def test_rates_and_knobs_in_one_kernel_are_those_of_single_runs():
+def test_rates_and_hyperparameters_in_one_kernel_are_those_of_single_runs():
     points = grid([0.03, 0.3], {"mu": [0.0, 2.0]})
-    assert [str(point) for point in points[:2]] == ["learning rate 0.03, mu 0", "learning rate 0.03, mu 2"]
+    assert [str(point) for point in points[:2]] == [
+        "learning rate 0.03, mu 0",
+        "learning rate 0.03, mu 2",
+    ]
     cases = [(points[0], 0), (points[3], 0), (points[3], 1)]
     together = pfl.train_replicates([run_of(*case) for case in cases], 3)
     found = [vector(result.state.models) for result in together]
@@ -83,7 +86,7 @@ def test_what_is_no_number_gets_a_kernel_of_its_own(monkeypatch):
 
     begin = pfl.api.tuning.start
     monkeypatch.setattr(pfl.api.tuning, "start", start)
-    common = {"rounds": 1, "rates": [0.1, 0.2], "knobs": {"clusters": [1, 2]}, "widen": 0}
+    common = {"rounds": 1, "rates": [0.1, 0.2], "hyperparameters": {"clusters": [1, 2]}, "widen": 0}
     tuning = pfl.tune(pfl.IFCA(), FEDERATIONS[0], MODEL, LOCAL, **common)
     assert sizes == [2, 2] and len(tuning.scores) == 4
 
@@ -93,17 +96,17 @@ def test_numbers_that_decide_shapes_are_not_traced():
     few, many = (
         run_of(Point(0.1, {"share": share}), 0, pfl.FedAvgData).experiment for share in (0.1, 0.2)
     )
-    assert few.numbers.knobs == many.numbers.knobs == {}
+    assert few.numbers.hyperparameters == many.numbers.hyperparameters == {}
     assert differences(few, many) == ["method.share"]
 
 
 @pytest.mark.slow
-def test_each_further_knob_is_tried_at_the_best_values_so_far(tmp_path):
+def test_each_further_hyperparameter_is_tried_at_the_best_values_so_far(tmp_path):
     """A search over all combinations has the same scores at the points that both try."""
     common = {
         "rounds": 2,
         "rates": [0.01, 0.3],
-        "knobs": {"server_learning_rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]},
+        "hyperparameters": {"server_learning_rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]},
         "widen": 0,
         "seeds": [7],
     }
@@ -117,7 +120,8 @@ def test_each_further_knob_is_tried_at_the_best_values_so_far(tmp_path):
     (first,) = tuning.before
     assert first.points == grid([0.01, 0.3], {"server_learning_rate": [0.01, 0.1]})
     assert tuning.points == [
-        first.best._replace(knobs=first.best.knobs | {"tau": tau}) for tau in (1e-3, 0.1, 1.0)
+        first.best._replace(hyperparameters=first.best.hyperparameters | {"tau": tau})
+        for tau in (1e-3, 0.1, 1.0)
     ]
     score = dict(zip(map(str, whole.points), whole.scores, strict=True))
     assert tuning.scores == pytest.approx([score[str(point)] for point in tuning.points])
@@ -133,7 +137,7 @@ def test_a_comparison_takes_tuned_methods(monkeypatch):
     common = {
         "rounds": 1,
         "rates": [0.1, 0.3],
-        "knobs": {"mu": [0.5, 1.0]},
+        "hyperparameters": {"mu": [0.5, 1.0]},
         "widen": 0,
         "seeds": [7],
     }
@@ -153,39 +157,60 @@ def test_a_comparison_takes_tuned_methods(monkeypatch):
     table = pfl.compare([pfl.Local(), ("Tuned", tuning)], FEDERATIONS[0], MODEL, LOCAL, **options)
     assert made == [(pfl.Local(), LOCAL), (pfl.FedProx(mu=0.5), tuning.local)]
     heads, body = table.columns()
-    assert [line[heads.index("tuned")] for line in body] == ["-", "learning rate 0.3 (edge), mu 0.5 (edge)"]
+    assert [line[heads.index("tuned")] for line in body] == [
+        "-",
+        "learning rate 0.3 (edge), mu 0.5 (edge)",
+    ]
 
 
-def test_knobs_are_tuned_in_turn(monkeypatch):
+def test_hyperparameters_are_tuned_in_turn(monkeypatch):
     """Scores decide: the larger rate with the smaller rate of the server, and then the middle tau."""
-    rated(monkeypatch, lambda rate, method: rate - method.server_learning_rate - abs(np.log10(method.tau) + 1))
-    knobs = {"server_learning_rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]}
-    common = {"rounds": 1, "rates": [0.1, 0.3], "knobs": knobs, "widen": 0, "seeds": [7]}
+    rated(
+        monkeypatch,
+        lambda rate, method: rate - method.server_learning_rate - abs(np.log10(method.tau) + 1),
+    )
+    hyperparameters = {"server_learning_rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]}
+    common = {
+        "rounds": 1,
+        "rates": [0.1, 0.3],
+        "hyperparameters": hyperparameters,
+        "widen": 0,
+        "seeds": [7],
+    }
     tuning = pfl.tune(pfl.FedAdam(), FEDERATIONS[0], MODEL, LOCAL, **common)
     (first,) = tuning.before
-    assert first.points == grid([0.1, 0.3], {"server_learning_rate": [0.01, 0.1]}) and first.best == Point(
-        0.3, {"server_learning_rate": 0.01}
-    )
-    assert tuning.points == [Point(0.3, {"server_learning_rate": 0.01, "tau": tau}) for tau in (1e-3, 0.1, 1.0)]
+    assert first.points == grid(
+        [0.1, 0.3], {"server_learning_rate": [0.01, 0.1]}
+    ) and first.best == Point(0.3, {"server_learning_rate": 0.01})
+    assert tuning.points == [
+        Point(0.3, {"server_learning_rate": 0.01, "tau": tau}) for tau in (1e-3, 0.1, 1.0)
+    ]
     assert tuning.method == pfl.FedAdam(server_learning_rate=0.01, tau=0.1)
 
 
-def test_a_wrong_value_of_a_later_knob_is_found_before_the_first_search(tmp_path):
-    knobs = {"server_learning_rate": [0.01], "tau": [-1.0]}
+def test_a_wrong_value_of_a_later_hyperparameter_is_found_before_the_first_search(tmp_path):
+    hyperparameters = {"server_learning_rate": [0.01], "tau": [-1.0]}
     with pytest.raises(pfl.ArgumentError, match=r"^fedadam.tau"):
-        pfl.tune(pfl.FedAdam(), FEDERATIONS[0], MODEL, rounds=1, knobs=knobs, out=tmp_path / "new")
+        pfl.tune(
+            pfl.FedAdam(),
+            FEDERATIONS[0],
+            MODEL,
+            rounds=1,
+            hyperparameters=hyperparameters,
+            out=tmp_path / "new",
+        )
     assert not (tmp_path / "new").exists()
 
 
-def test_the_papers_knobs_are_those_with_a_grid():
+def test_the_papers_hyperparameters_are_those_with_a_grid():
     known = pfl.FedAdam.__dataclass_fields__
-    assert papers_knobs(pfl.FedAdam()) == {
+    assert papers_hyperparameters(pfl.FedAdam()) == {
         name: known[name].metadata["grid"] for name in ("server_learning_rate", "tau")
     }
-    assert papers_knobs(pfl.FedAvg) == {}
+    assert papers_hyperparameters(pfl.FedAvg) == {}
     assert (
-        list(papers_knobs(pfl.IFCA)) == ["clusters"]
-        and papers_knobs(pfl.IFCA(), tell_groups=True) == {}
+        list(papers_hyperparameters(pfl.IFCA)) == ["clusters"]
+        and papers_hyperparameters(pfl.IFCA(), tell_groups=True) == {}
     )
 
 
@@ -233,9 +258,9 @@ def test_what_the_network_does_not_accept_is_the_end_of_a_grid(monkeypatch):
         def make(point, seed):
             return run_of(point, seed, pfl.FedPer)
 
-        tuning = search(grid(knobs={"personal_layers": [1, 2]}), [0], make, 1)
+        tuning = search(grid(hyperparameters={"personal_layers": [1, 2]}), [0], make, 1)
         assert (
-            tuning.best.knobs == {"personal_layers": best}
+            tuning.best.hyperparameters == {"personal_layers": best}
             and len(tuning.points) == 2
             and tuning.at_edge == []
         )
@@ -280,8 +305,10 @@ def test_runs_that_differ_in_more_than_numbers_are_refused():
             "optimizer=sgd: accepted: a function of the learning rate",
         ),
         (
-            lambda: pfl.tune(pfl.FedProx(), clients(), MODEL, rounds=1, knobs={"lambda": [1]}),
-            "knobs=lambda: accepted: values",
+            lambda: pfl.tune(
+                pfl.FedProx(), clients(), MODEL, rounds=1, hyperparameters={"lambda": [1]}
+            ),
+            "hyperparameters=lambda: accepted: values",
         ),
     ],
 )

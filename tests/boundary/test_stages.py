@@ -591,13 +591,13 @@ def test_a_private_run_states_the_epsilon_of_its_own_noise():
 
 
 @pytest.mark.slow
-def test_knobs_that_are_numbers_may_differ_and_others_may_not():
+def test_hyperparameters_that_are_numbers_may_differ_and_others_may_not():
     def prox(mu):
         return pfl.Run(pfl.FedProx(mu=mu), CLIENTS, MODEL).experiment
 
-    assert Replicates.of([prox(0.1), prox(1.0)]).numbers.knobs["mu"].tolist() == pytest.approx(
-        [0.1, 1.0]
-    )
+    assert Replicates.of([prox(0.1), prox(1.0)]).numbers.hyperparameters[
+        "mu"
+    ].tolist() == pytest.approx([0.1, 1.0])
 
     def clusters(num):
         return pfl.Run(pfl.IFCA(clusters=num), CLIENTS, MODEL).experiment

@@ -45,7 +45,7 @@ SERVER.set_forkserver_preload(["pfljax.api", "orbax.checkpoint", "runs"])  # whi
 
 def experiments(mode):
     name, store, seeds, _ = MODES[mode]
-    knobs = {"neighbors": 2} if name in ("federico", "fedfomo") else {}
+    hyperparameters = {"neighbors": 2} if name in ("federico", "fedfomo") else {}
     found = []
     for seed in seeds:
         federation = toys.make_federation((4, 3, 5, 2, 4, 3, 2, 6), validation_size=2)
@@ -53,7 +53,9 @@ def experiments(mode):
         plan = make_plan("map", devices=2)  # of each process
         settings = {"config": {"settings": {"method": name}}, "seed": seed, "client_store": store}
         found.append(
-            toys.make_experiment(name, problem, federation, knobs=knobs, plan=plan, **settings)
+            toys.make_experiment(
+                name, problem, federation, hyperparameters=hyperparameters, plan=plan, **settings
+            )
         )
     return found
 

@@ -63,8 +63,10 @@ class Backbone(nn.Module):
 class Mine:
     """Mine (Me, 2026): a global model and a personal one near it."""
 
-    pull: float = pfl.knob(0.5, at_least=0, help="to the global model")
-    share: float = pfl.knob(0.25, at_least=0, at_most=1, help="of the global model in predictions")
+    pull: float = pfl.hyperparameter(0.5, at_least=0, help="to the global model")
+    share: float = pfl.hyperparameter(
+        0.25, at_least=0, at_most=1, help="of the global model in predictions"
+    )
 
     def build(self, problem):
         solver = problem.solver

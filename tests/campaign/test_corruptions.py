@@ -28,7 +28,7 @@ MODES = {
 
 def train(mode, out, rounds, resume=False, say=None):
     name, store, seeds, _ = MODES[mode]
-    knobs = {"neighbors": 2} if name == "federico" else {}
+    hyperparameters = {"neighbors": 2} if name == "federico" else {}
     federation = toys.make_federation((4, 3, 5, 2, 4, 3))
     problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, cohort=3)
     config = {"settings": {"method": name}, "data": {"digest": "5e"}}
@@ -36,7 +36,7 @@ def train(mode, out, rounds, resume=False, say=None):
         name,
         problem,
         federation,
-        knobs=knobs,
+        hyperparameters=hyperparameters,
         plan=make_plan("map", devices=2),
         config=config,
         client_store=store,

@@ -1,7 +1,7 @@
 """Edits of studies of several files between two runs: what changes results is noticed, and nothing else is.
 
-Each study is trained for a round, edited, and checked as a resumed run is; a search over knobs is run again. See
-`studies` for the studies, `test_mutations` for edits of a study of one file.
+Each study is trained for a round, edited, and checked as a resumed run is; a search over hyperparameters is run
+again. See `studies` for the studies, `test_mutations` for edits of a study of one file.
 """
 
 import functools
@@ -261,8 +261,8 @@ OF_METHOD = {
         '{"times": row["seen"] + 1, "seen": row["times"] + context.round}',
         "rounds and evaluation",
     ),
-    "a knob's default": Edit(
-        SHAPED, "pfl.knob(0.5, at_least", "pfl.knob(0.6, at_least", "strength"
+    "a hyperparameter's default": Edit(
+        SHAPED, "pfl.hyperparameter(0.5, at_least", "pfl.hyperparameter(0.6, at_least", "strength"
     ),
     "an array in a dict of a callback": Edit(
         HOSTS, "np.array(0.01,", "np.array(0.02,", "client_update of Shaped"
@@ -365,7 +365,7 @@ OF_TRAINING = {
         STUDY, "client_privacy=None", "client_privacy=pfl.ClientPrivacy(1.0, 1.0)", "client_privacy"
     ),
     "another method": Edit(STUDY, "pfl.Ditto()", "pfl.FedAvg()", ""),
-    "a method's knob": Edit(STUDY, "pfl.Ditto()", "pfl.Ditto(strength=0.3)", "strength"),
+    "a method's hyperparameter": Edit(STUDY, "pfl.Ditto()", "pfl.Ditto(mu=0.3)", "mu"),
     "the validation examples": Edit(
         STUDY, "validation_fraction=0.2", "validation_fraction=0.3", ""
     ),

@@ -114,7 +114,7 @@ LEFT_OUT = {"workers", "coordinator", "num_processes", "process_id", "out", "pro
 
 @functools.cache
 def names(module):
-    """The flags of a command; knobs of methods by `train` alone, with their method."""
+    """The flags of a command; hyperparameters of methods by `train` alone, with their method."""
     registry = flags.FlagValues()
     module.define(registry)
     groups = registry.flags_by_module_dict().items()

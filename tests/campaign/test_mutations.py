@@ -82,7 +82,7 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
         "predict of Mine",
     ),
     "who predicts": ("return Prediction(mixed)", "return Prediction(own)", "predict of Mine"),
-    "a knob's default": ("pfl.knob(0.25,", "pfl.knob(0.3,", "share"),
+    "a hyperparameter's default": ("pfl.hyperparameter(0.25,", "pfl.hyperparameter(0.3,", "share"),
     "newcomers": (
         "Prediction(jax.tree.map(moved, start)",
         "Prediction(jax.tree.map(lambda x: 0.5 * x, start)",
@@ -108,7 +108,7 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     "the initial row": ("jnp.zeros((), jnp.int32)", "jnp.ones((), jnp.int32)", "first_row of Mine"),
     "the row's dtype": ("jnp.zeros((), jnp.int32)", "jnp.zeros((), jnp.float32)", "of Mine"),
     "the ledger": ("Ledger(gradients=2)", "Ledger(gradients=1)", "ledger"),
-    "a knob": ("Mine(pull=0.5)", "Mine(pull=0.6)", "pull"),
+    "a hyperparameter": ("Mine(pull=0.5)", "Mine(pull=0.6)", "pull"),
     "swapped factors": (
         "BLEND[0] * old + BLEND[1] * new, state.models, mean\n",
         "BLEND[0] * old + BLEND[1] * new, mean, state.models\n",
@@ -226,7 +226,7 @@ UNNOTICED = {
         "def schedule(number):\n    return 0.9**number\n",
         "schedule = lambda number: 0.9**number\n",
     ),
-    "the help of a knob": ("to the global model", "toward the global model"),
+    "the help of a hyperparameter": ("to the global model", "toward the global model"),
     "what travels, in words": ("the global model, both ways", "models"),
     "the plan": ('plan="map"', 'plan="vmap"'),
     "the chunk": ('plan="map", chunk=8', 'plan="chunk", chunk=2'),

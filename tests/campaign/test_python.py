@@ -20,7 +20,7 @@ from mistakes import calls, wrong_calls, wrong_values
 import pfljax as pfl
 from pfljax.api import run as api_run
 from pfljax.settings import fields
-from pfljax.settings.fields import REQUIRED, Field, knob
+from pfljax.settings.fields import REQUIRED, Field, hyperparameter
 from pfljax.settings.method import METHODS
 
 MODEL = pfl.models.MLP(hidden=())
@@ -70,7 +70,7 @@ def with_local(**options):
 
 # Function, its arguments, and the argument that the line names, or words that it has.
 BY_HAND = [
-    (pfl.Ditto, {"strength": 0.1, "lam": 0.1}, "lam"),
+    (pfl.Ditto, {"mu": 0.1, "lam": 0.1}, "lam"),
     (lambda: pfl.Ditto(0.1, 0.2), {}, "arguments"),
     (lambda: pfl.LocalTraining(optax.sgd(0.1), 0.1), {}, "learning_rate"),
     (pfl.Privacy, {"noise_multiplier": 1.0}, "noise_multiplier"),
@@ -112,10 +112,10 @@ BY_HAND = [
     (compare, {"seed": 3}, "seed=3: unknown argument; did you mean seeds"),
     (compare, {"method": pfl.FedAvg()}, "method"),
     (tune, {"seed": 3}, "seed=3: unknown argument; did you mean seeds"),
-    (tune, {"knobs": {"mu": [1]}}, "knobs"),
-    (tune, {"method": pfl.FedProx(), "knobs": {"mu": []}}, "knobs"),
-    (tune, {"method": pfl.FedProx(), "knobs": {"mu": 1}}, "knobs"),
-    (tune, {"method": pfl.FedProx(), "knobs": {"mu": [-1.0]}}, "fedprox.mu"),
+    (tune, {"hyperparameters": {"mu": [1]}}, "hyperparameters"),
+    (tune, {"method": pfl.FedProx(), "hyperparameters": {"mu": []}}, "hyperparameters"),
+    (tune, {"method": pfl.FedProx(), "hyperparameters": {"mu": 1}}, "hyperparameters"),
+    (tune, {"method": pfl.FedProx(), "hyperparameters": {"mu": [-1.0]}}, "fedprox.mu"),
     (from_arrays, {"x": [["a"]] * 12}, "x"),
     (from_arrays, {"x": Y}, "x"),
     (from_arrays, {"x": np.full((12, 3), np.nan)}, "x"),
@@ -163,8 +163,8 @@ def test_every_declared_argument_refuses_wrong_values(nowhere):
 
 # What a `Ledger`, which checks its fields itself, accepts.
 LEDGER = (
-    Field("gradients", int, REQUIRED, knob(at_least=0).metadata),
-    Field("passes", float, 1, knob(1, at_least=0).metadata),
+    Field("gradients", int, REQUIRED, hyperparameter(at_least=0).metadata),
+    Field("passes", float, 1, hyperparameter(1, at_least=0).metadata),
     Field("unaccounted", str, "", {}),
 )
 

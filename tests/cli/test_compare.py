@@ -81,7 +81,12 @@ def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
         "--optimizer=sgd",
         f"--out={tmp_path}",
     ]
-    tuning = ["--tune=0.000001,0.00001,0.3", "--tune_knobs", "--tune_widen=0", "--replicate=vmap"]
+    tuning = [
+        "--tune=0.000001,0.00001,0.3",
+        "--tune_hyperparameters",
+        "--tune_widen=0",
+        "--replicate=vmap",
+    ]
     printed = call(compare.COMMAND, *flags, *tuning)
     grid = METHODS["fedprox"].__dataclass_fields__["mu"].metadata["grid"]
     kept = files.read_json(tmp_path / "fedprox" / "tuning.json")
@@ -93,9 +98,9 @@ def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
     assert best["learning_rate"] == 0.3 and kept["trials"] == [[1000, 3], [1001, 4]]
     used = flags_of(tmp_path / "fedprox", seed=4)
     assert (used["validation_fraction"], used["learning_rate"]) == (0.25, 0.3)
-    assert used["fedprox.mu"] == best["knobs"]["mu"]
+    assert used["fedprox.mu"] == best["hyperparameters"]["mu"]
     (row,) = rows_of(tmp_path)
-    mu = best["knobs"]["mu"]
+    mu = best["hyperparameters"]["mu"]
     table = (tmp_path / "table.md").read_text()
     mark = " (edge)" * (mu in (min(grid), max(grid)))
     assert row["tuned"] == f"learning rate 0.3 (edge), mu {mu:g}{mark}" and row["tuned"] in table
@@ -110,11 +115,13 @@ def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
         and "tuning.json has scores of something else (settings, grid changed)" in line
     )
 
-    # A knob on the command line is not tuned.
-    def knobs_of(*given):
-        return build.tuned_knobs(parse(compare.define, [*flags, *tuning, *given]), "fedprox")
+    # A hyperparameter on the command line is not tuned.
+    def hyperparameters_of(*given):
+        return build.tuned_hyperparameters(
+            parse(compare.define, [*flags, *tuning, *given]), "fedprox"
+        )
 
-    assert (knobs_of("--fedprox.mu=1"), knobs_of()) == ({}, {"mu": grid})
+    assert (hyperparameters_of("--fedprox.mu=1"), hyperparameters_of()) == ({}, {"mu": grid})
 
 
 @pytest.mark.parametrize(
@@ -139,10 +146,12 @@ def test_rates_are_chosen_on_other_seeds_than_those_of_the_table(flags, expected
 
 
 def test_groups_that_are_told_are_not_tuned():
-    def knobs_of(*flags):
-        return build.tuned_knobs(parse(compare.define, ["--tune_knobs", *flags]), "ifca")
+    def hyperparameters_of(*flags):
+        return build.tuned_hyperparameters(
+            parse(compare.define, ["--tune_hyperparameters", *flags]), "ifca"
+        )
 
-    assert knobs_of("--tell_groups") == {} and list(knobs_of()) == ["clusters"]
+    assert hyperparameters_of("--tell_groups") == {} and list(hyperparameters_of()) == ["clusters"]
 
 
 @pytest.mark.long
@@ -297,10 +306,10 @@ def test_a_cell_without_a_manifest_is_kept_if_it_can_be_read(finished, tmp_path)
     ("flag", "word"),
     [
         ("--methods=local,fedsgd9", "unknown method"),
-        ("--ditto.mu=1", "not a knob of this run's methods"),
+        ("--ditto.mu=1", "not a hyperparameter of this run's methods"),
         ("--reference=ditto", "a method of the table: local, fedavg"),
         ("--tune_seeds=1,7", "accepted: other seeds than those of the table, 0, 1, 2"),
-        ("--tune_widen=2", "accepted with --tune, or with --tune_knobs"),
+        ("--tune_widen=2", "accepted with --tune, or with --tune_hyperparameters"),
         ("--tell_groups", "accepted for clients in known groups of two or more"),
         ("--learning_rates=ditto:0.1", "for this run's methods"),
     ],

@@ -1,4 +1,4 @@
-"""--help: all flags of a command by group, the named methods' knobs, and where defaults come from."""
+"""--help: all flags of a command by group, the named methods' hyperparameters, and where defaults come from."""
 
 import re
 
@@ -13,7 +13,7 @@ from pfljax.settings.method import METHODS
 
 
 @pytest.mark.parametrize("module", [train, compare, scaling])
-def test_every_flag_is_shown_with_its_default_and_knobs_of_the_named_methods_only(module):
+def test_every_flag_is_shown_with_its_default_and_hyperparameters_of_the_named_methods_only(module):
     text = call(module.COMMAND, "--help")
     shown = set(re.findall(r"^  --([\w.]+)$", text, re.MULTILINE))
     registry = read(module.define, [])

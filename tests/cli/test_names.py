@@ -58,6 +58,7 @@ OF_0_2 = (
         "synthetic.labels",
     ),
     "unseen_clients",
+    "tune_knobs",  # former name
 )
 
 
@@ -100,8 +101,8 @@ def test_a_flag_has_the_name_of_its_field_or_that_of_its_owner_before_it(define)
     assert {*settings.flag_of.values()} == by_owner | by_field
     for flag, heading in settings.headings.items():
         if heading in METHODS:
-            method, _, knob = flag.partition(".")
-            assert method == heading and knob in fields_of(METHODS[heading])
+            method, _, hyperparameter = flag.partition(".")
+            assert method == heading and hyperparameter in fields_of(METHODS[heading])
 
 
 def test_fields_of_one_name_have_flags_of_their_own():
@@ -197,7 +198,7 @@ def test_a_flag_file_may_have_the_former_name_of_a_flag_on_the_command_line(tmp_
     assert parse(train.define, words).epochs == 5
 
 
-def test_knobs_keep_their_former_names(capsys):
+def test_hyperparameters_keep_their_former_names(capsys):
     settings = parse(train.define, ["--method=ditto", "--ditto.strength=0.5"])
     assert settings["ditto.mu"] == 0.5
     assert capsys.readouterr().err == "note: --ditto.strength is now --ditto.mu\n"

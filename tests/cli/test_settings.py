@@ -207,13 +207,14 @@ def test_the_command_is_one_that_a_shell_reads(monkeypatch):
     assert shlex.split(build.command())[:3] == ["python", "-m", "experiments.fedem.table2"]
 
 
-def test_knobs_of_other_methods_are_mistakes():
+def test_hyperparameters_of_other_methods_are_mistakes():
     settings = of("--federico.epsilon=0.5")
-    settings.check_knobs(["local", "federico"])
+    settings.check_hyperparameters(["local", "federico"])
     with pytest.raises(
-        FlagError, match=r"--federico\.epsilon: not a knob of this run's methods \(local\)"
+        FlagError,
+        match=r"--federico\.epsilon: not a hyperparameter of this run's methods \(local\)",
     ):
-        settings.check_knobs(["local"])
+        settings.check_hyperparameters(["local"])
 
 
 def test_tune_needs_no_value():
@@ -256,7 +257,7 @@ def test_a_later_preset_has_one_rate_for_all(tmp_path):
 def test_options_of_other_data_sets_are_mistakes():
     given = "--synthetic_labels=published"
     settings = of("--dataset=synthetic", "--num_clients=2", given)
-    settings.check_knobs(["local"])
+    settings.check_hyperparameters(["local"])
     assert build.build_source(settings, 0).name == "synthetic, published labels"
     with pytest.raises(
         FlagError,
@@ -316,13 +317,13 @@ def test_numbers_of_a_list():
 METHOD = '''
 import dataclasses
 from neighbor import DEFAULT
-from pfljax.settings.method import knob, method
+from pfljax.settings.method import hyperparameter, method
 
 @method(keeps="nothing", travels="nothing")
 @dataclasses.dataclass(frozen=True)
 class Own{number}:
     """Own (Me, 2026): a test."""
-    power: float = knob(DEFAULT, above=0, help="of it")
+    power: float = hyperparameter(DEFAULT, above=0, help="of it")
     def build(self, problem): ...
 
 class Other: ...
@@ -331,14 +332,14 @@ class Other: ...
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """A file of a method with a knob, beside a file that it imports."""
+    """A file of a method with a hyperparameter, beside a file that it imports."""
     monkeypatch.setattr("sys.path", list(__import__("sys").path))
     (tmp_path / "neighbor.py").write_text("DEFAULT = 0.5")
     (tmp_path / "mine.py").write_text(METHOD.format(number=1))
     return tmp_path / "mine.py"
 
 
-def test_a_method_of_one_s_own_comes_from_its_file_with_its_knobs(own):
+def test_a_method_of_one_s_own_comes_from_its_file_with_its_hyperparameters(own):
     settings = of(f"--method={own}:Own1", "--own1.power=2")
     assert settings.method == "own1" and settings["own1.power"] == 2.0
     settings = of("--methods", f"local,{own}:Own1", define=compare.define)

@@ -67,7 +67,7 @@ def npz(tmp_path_factory):
             ["--dito.strength=1"],
             ["--dito.strength: ", "no method dito is known; did you mean ditto?"],
         ),
-        (["--fedavg.strength=1"], ["--fedavg.strength: ", "accepted: no knob of fedavg"]),
+        (["--fedavg.strength=1"], ["--fedavg.strength: ", "accepted: no hyperparameter of fedavg"]),
         (["--ditto.x=1"], ["--ditto.x: ", "did you mean --ditto.mu?"]),
     ],
     ids=lambda value: (

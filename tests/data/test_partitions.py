@@ -57,13 +57,13 @@ def counts(assignment, source=SOURCE):
     )
 
 
-def make(cls, **knobs):
-    """A partition with the knobs that apply to it."""
+def make(cls, **hyperparameters):
+    """A partition with the hyperparameters that apply to it."""
     return cls(
         **{
-            field.name: knobs[field.name]
+            field.name: hyperparameters[field.name]
             for field in dataclasses.fields(cls)
-            if field.name in knobs
+            if field.name in hyperparameters
         }
     )
 
@@ -363,7 +363,7 @@ def test_what_does_not_fit_the_source_is_refused_by_name(partition, source, argu
         (lambda: Splits(replacement=True), "replacement: needs train_examples"),
     ],
 )
-def test_knobs_out_of_range_are_refused_by_name(make, message):
+def test_hyperparameters_out_of_range_are_refused_by_name(make, message):
     with pytest.raises(ArgumentError, match=f"^{message}"):
         make()
 

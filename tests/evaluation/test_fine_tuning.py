@@ -21,7 +21,7 @@ KEY = jax.random.key(1)
 
 def test_fedavg_so_tuned_is_fedavg_plus():
     """Its rounds are FedAvg's."""
-    federation, _, states, _, found = play("fedavg_plus", knobs={"tune_epochs": 3})
+    federation, _, states, _, found = play("fedavg_plus", hyperparameters={"tune_epochs": 3})
     problem = toys.make_problem(federation, OPTIMIZER)
     algorithm = fine_tuned(problem, toys.make_algorithm("fedavg", problem), 3)
     after = toys.predict(algorithm, problem, KEY, states[-1], federation.client_data)

@@ -245,8 +245,14 @@ def test_a_method_has_the_rate_of_its_authors(name):
     for method, rate in RATES[name].items():
         assert PAPER.settings_of(settings, method).for_method(method).learning_rate == rate
     pulls = {"cifar10": (1.0, 1.0), "femnist": (0.05, 10.0), "shakespeare": (0.1, 1.0)}[name]
-    knobs = ("fedprox.mu", "pfedme.mu")
-    assert tuple(PAPER.settings_of(settings, knob.split(".")[0])[knob] for knob in knobs) == pulls
+    hyperparameters = ("fedprox.mu", "pfedme.mu")
+    assert (
+        tuple(
+            PAPER.settings_of(settings, hyperparameter.split(".")[0])[hyperparameter]
+            for hyperparameter in hyperparameters
+        )
+        == pulls
+    )
 
 
 def test_the_preset_of_a_data_set_and_a_method_is_found():

@@ -16,7 +16,7 @@ from experiments.fedfomo import (
     table3,
     table4,
 )
-from experiments.figures import knob_curves
+from experiments.figures import hyperparameter_curves
 from experiments.papers import Study, of_accuracies
 from pfljax.cli import build, compare, tables
 from pfljax.cli.settings import parse
@@ -112,7 +112,7 @@ def test_table4_states_the_ledger_beside_the_accuracy(tmp_path):
 
 
 @pytest.mark.long
-def test_figures_sweep_their_knobs(tmp_path):
+def test_figures_sweep_their_hyperparameters(tmp_path):
     own = ["--partition_groups=2", "--num_clients=6"]
     flags = [*own, "--epsilons=1", "--downloads=2", f"--out={tmp_path / 'three'}"]
     call(figure3, *flags)
@@ -217,7 +217,10 @@ def test_curves_are_drawn_over_epochs_and_the_last_points_beside_them():
             "accuracy_std": 0,
         },
     ]
-    for figure in (knob_curves({"knob": lines}, "epochs"), figure9.curves_and_last(lines, "share")):
+    for figure in (
+        hyperparameter_curves({"hyperparameter": lines}, "epochs"),
+        figure9.curves_and_last(lines, "share"),
+    ):
         drawn = [line.get_xydata().tolist() for line in figure.axes[0].lines]
         assert drawn == [[[5, 0.1], [10, 0.4]], [[5, 0.2], [10, 0.3]]]
         assert figure.axes[0].get_xlabel() == "local epochs so far"

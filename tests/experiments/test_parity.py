@@ -140,7 +140,7 @@ def call(monkeypatch, *flags):
 
 
 def test_results_are_kept(monkeypatch, tmp_path, capsys):
-    known = {"FedAvg": cell(fedavg(), note="a knob"), "Other": Apart("it has no server")}
+    known = {"FedAvg": cell(fedavg(), note="a hyperparameter"), "Other": Apart("it has no server")}
     monkeypatch.setattr(command, "cells_of", lambda peer, folder: known)
     sign = tmp_path / command.PEERS["pfllib"][2]
     sign.parent.mkdir(parents=True)
@@ -199,7 +199,7 @@ for number in range(args.epochs):
 """
 
 
-def of_script(folder, monkeypatch, **knobs):
+def of_script(folder, monkeypatch, **hyperparameters):
     """FedAvg by a made-up script of authors, with momentum 0.5 and weight decay 0.01, beside ours."""
     pytest.importorskip("torch")
     authors = importlib.import_module("experiments.parity.authors")
@@ -217,7 +217,7 @@ def of_script(folder, monkeypatch, **knobs):
         authors.TwoLayers,
         **options,
     )
-    local = {"epochs": 1, "optimizer": authors.heavy(**knobs)}
+    local = {"epochs": 1, "optimizer": authors.heavy(**hyperparameters)}
 
     def mine(state):
         return {"global": tree.first(state.models)}
@@ -236,10 +236,12 @@ def test_a_script_of_authors_is_played_quietly_and_in_order(tmp_path, monkeypatc
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "knobs", [{"momentum": 0.4, "decay": 0.01}, {"momentum": 0.5, "decay": 0.1}]
+    "hyperparameters", [{"momentum": 0.4, "decay": 0.01}, {"momentum": 0.5, "decay": 0.1}]
 )
-def test_another_optimizer_than_the_script_has_is_far_away(knobs, tmp_path, monkeypatch):
+def test_another_optimizer_than_the_script_has_is_far_away(hyperparameters, tmp_path, monkeypatch):
     assert (
-        shared.measure(of_script(tmp_path, monkeypatch, **knobs), [2])["rows"][0]["difference"]
+        shared.measure(of_script(tmp_path, monkeypatch, **hyperparameters), [2])["rows"][0][
+            "difference"
+        ]
         > 1e-4
     )

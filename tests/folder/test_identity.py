@@ -199,7 +199,7 @@ def test_code_that_another_point_of_a_grid_runs_is_noticed(tmp_path):
     @pfl.method(keeps="nothing", travels="the model")
     @dataclasses.dataclass(frozen=True)
     class Branched(pfl.FedAvg):
-        kind: str = pfl.knob("plain", choices=("plain", "other"))
+        kind: str = pfl.hyperparameter("plain", choices=("plain", "other"))
 
         def build(self, problem):
             if self.kind == "plain":
@@ -210,8 +210,16 @@ def test_code_that_another_point_of_a_grid_runs_is_noticed(tmp_path):
             )
 
     def tune():
-        knobs = {"kind": ["plain", "other"]}
-        return pfl.tune(Branched(), CLIENTS, MODEL, LOCAL, rounds=1, knobs=knobs, out=tmp_path)
+        hyperparameters = {"kind": ["plain", "other"]}
+        return pfl.tune(
+            Branched(),
+            CLIENTS,
+            MODEL,
+            LOCAL,
+            rounds=1,
+            hyperparameters=hyperparameters,
+            out=tmp_path,
+        )
 
     first = tune()
     assert tune().scores == first.scores
@@ -228,7 +236,7 @@ def test_code_that_only_a_value_beyond_the_grid_runs_is_noticed(tmp_path, monkey
     @pfl.method(keeps="nothing", travels="the model")
     @dataclasses.dataclass(frozen=True)
     class Deep(pfl.FedAvg):
-        layers: int = pfl.knob(1, at_least=1, at_most=3, static=True)
+        layers: int = pfl.hyperparameter(1, at_least=1, at_most=3, static=True)
 
         def build(self, problem):
             if self.layers < 3:
@@ -244,12 +252,19 @@ def test_code_that_only_a_value_beyond_the_grid_runs_is_noticed(tmp_path, monkey
     monkeypatch.setattr("pfljax.api.tuning.scores_of", scores_of)
 
     def tune():
-        knobs = {"layers": [1, 2]}
+        hyperparameters = {"layers": [1, 2]}
         return pfl.tune(
-            Deep(), CLIENTS, MODEL, LOCAL, rounds=1, seeds=[0], knobs=knobs, out=tmp_path
+            Deep(),
+            CLIENTS,
+            MODEL,
+            LOCAL,
+            rounds=1,
+            seeds=[0],
+            hyperparameters=hyperparameters,
+            out=tmp_path,
         )
 
-    assert tune().best.knobs == {"layers": 3} == tune().best.knobs
+    assert tune().best.hyperparameters == {"layers": 3} == tune().best.hyperparameters
     factor[0] = 5.0
     with pytest.raises(pfl.ArgumentError, match=r"has scores of something else \(.* changed\)"):
         tune()

@@ -31,11 +31,13 @@ def experiment_of(name, federation, seed, *, devices=1, n_max=7, store="device")
     problem = toys.make_problem(federation, optax.adam(0.05), cohort=3, **training)._replace(
         n_max=n_max
     )
-    knobs = {"neighbors": 2} if "neighbors" in METHODS[name].__dataclass_fields__ else {}
+    hyperparameters = {"neighbors": 2} if "neighbors" in METHODS[name].__dataclass_fields__ else {}
     plan = make_plan("vmap", devices=devices)
     config = {"settings": {"method": name, "seed": seed}}
     fields = {"seed": seed, "config": config, "client_store": store}
-    return toys.make_experiment(name, problem, federation, knobs=knobs, plan=plan, **fields)
+    return toys.make_experiment(
+        name, problem, federation, hyperparameters=hyperparameters, plan=plan, **fields
+    )
 
 
 def experiments_of(name, **options):
@@ -95,29 +97,32 @@ def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "knob", "store", "devices"),
+    ("name", "hyperparameter", "store", "devices"),
     [
-        ("ditto", "strength", "disk", 1),
+        ("ditto", "mu", "disk", 1),
         ("fedfomo", "epsilon", "host", 1),
         pytest.param("federico", "beta", "device", 2, marks=pytest.mark.long),
     ],
 )
-def test_seeds_and_knobs_share_what_is_compiled_under_every_store(
-    name, knob, store, devices, tmp_path
+def test_seeds_and_hyperparameters_share_what_is_compiled_under_every_store(
+    name, hyperparameter, store, devices, tmp_path
 ):
     outs = [tmp_path / f"seed-{number}" for number in range(3)]
 
-    def with_knob(experiment, number):
-        method = dataclasses.replace(experiment.method, **{knob: (0.1, 0.6, 0.9)[number]})
+    def with_hyperparameter(experiment, number):
+        method = dataclasses.replace(experiment.method, **{hyperparameter: (0.1, 0.6, 0.9)[number]})
         return dataclasses.replace(experiment, method=method)
 
     options = {"store": store, "devices": devices}
     train(
-        [with_knob(each, number) for number, each in enumerate(experiments_of(name, **options))],
+        [
+            with_hyperparameter(each, number)
+            for number, each in enumerate(experiments_of(name, **options))
+        ],
         outs,
     )
     number = 1
-    alone = with_knob(experiment_of(name, federation_of(number), 10 + number), number)
+    alone = with_hyperparameter(experiment_of(name, federation_of(number), 10 + number), number)
     train([alone], [tmp_path / "alone"])
     check_same(outs[number], tmp_path / "alone")
 

@@ -17,12 +17,12 @@ from pfljax.settings.fields import (
     check,
     checked,
     fields_of,
-    knob,
+    hyperparameter,
     nearest,
     settings,
 )
 
-Rounds = Annotated[int, knob(at_least=1, help="number of rounds")]
+Rounds = Annotated[int, hyperparameter(at_least=1, help="number of rounds")]
 
 
 @settings
@@ -35,10 +35,10 @@ class Toy:
         size: B, the size.
     """
 
-    kind: Literal["one", "other"] = knob("one")
-    size: int = knob(2, at_least=1, read_with={"kind": ("other",), "active": ()})
+    kind: Literal["one", "other"] = hyperparameter("one")
+    size: int = hyperparameter(2, at_least=1, read_with={"kind": ("other",), "active": ()})
     active: bool = False
-    rate: float | None = knob(None, above=0, below=1)
+    rate: float | None = hyperparameter(None, above=0, below=1)
 
     def __post_init__(self):
         if self.size == 7:
@@ -55,7 +55,7 @@ class Pair(NamedTuple):
 @checked(options=[Toy])
 def play(
     rounds: Rounds,
-    names: Annotated[Sequence[str], knob(distinct=True, empty=False)] = ("a",),
+    names: Annotated[Sequence[str], hyperparameter(distinct=True, empty=False)] = ("a",),
     out: str | Path | None = None,
     say: Callable[[str], None] | None = None,
     toy: Toy | None = None,
@@ -68,7 +68,7 @@ def play(
     """Plays.
 
     Args:
-        rounds: Ignored, since the knob has help.
+        rounds: Ignored, since the hyperparameter has help.
         names: Names.
     """
     return rounds, names, options

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from pfljax.settings.fields import Field, knob
+from pfljax.settings.fields import Field, hyperparameter
 from pfljax.settings.grids import beyond, beyond_edges
 
-ANY = Field("any", float, 0.0, knob().metadata)
+ANY = Field("any", float, 0.0, hyperparameter().metadata)
 
 
 def field(kind: Any = float, **limits):
-    return ANY._replace(hint=kind, limits=knob(**limits).metadata)
+    return ANY._replace(hint=kind, limits=hyperparameter(**limits).metadata)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Method declarations: creating a method checks its knobs, and errors name the method."""
+"""Method declarations: creating a method checks its hyperparameters, and errors name the method."""
 
 import dataclasses
 from typing import Literal
@@ -8,7 +8,7 @@ import pytest
 from pfljax import algorithms as algorithms
 from pfljax.contract.errors import ArgumentError
 from pfljax.settings.fields import fields_of, present_names
-from pfljax.settings.method import METHODS, get, knob, method, numbers_of_groups, tell
+from pfljax.settings.method import METHODS, get, hyperparameter, method, numbers_of_groups, tell
 
 
 @pytest.fixture
@@ -18,9 +18,9 @@ def Toy():
     class Toy:
         """Toy (Somebody, 2026): does nothing."""
 
-        count: int = knob(2, at_least=1, at_most=4, help="a number")
-        rate: float = knob(0.5, above=0, read_with=("kind", "other"), help="a rate")
-        kind: Literal["one", "other"] = knob("one", help="a choice")
+        count: int = hyperparameter(2, at_least=1, at_most=4, help="a number")
+        rate: float = hyperparameter(0.5, above=0, read_with=("kind", "other"), help="a rate")
+        kind: Literal["one", "other"] = hyperparameter("one", help="a choice")
 
         def build(self, problem):
             raise ArgumentError(problem, "accepted: something else", 7)
@@ -90,20 +90,20 @@ def test_a_class_can_be_defined_again_where_it_was_defined(module):
 
 
 @pytest.mark.parametrize(
-    ("knobs", "message"),
+    ("hyperparameters", "message"),
     [
         ({"count": 0}, "toy.count=0: accepted: 1 to 4"),
         ({"kind": "third"}, "toy.kind=third: accepted: one, other"),
         ({"rate": 2.0}, "toy.rate=2.0: applies only with kind=other"),
     ],
 )
-def test_knobs_out_of_range_or_of_another_type_are_refused(Toy, knobs, message):
+def test_hyperparameters_out_of_range_or_of_another_type_are_refused(Toy, hyperparameters, message):
     with pytest.raises(ArgumentError) as error:
-        Toy(**knobs)
+        Toy(**hyperparameters)
     assert str(error.value) == message
 
 
-def test_a_mistake_that_building_finds_names_the_method_if_it_is_in_a_knob(Toy):
+def test_a_mistake_that_building_finds_names_the_method_if_it_is_in_a_hyperparameter(Toy):
     with pytest.raises(ArgumentError, match=r"^toy\.count=7: accepted: something else$"):
         Toy().build("count")
     with pytest.raises(ArgumentError, match=r"^participation=7: "):
@@ -157,7 +157,7 @@ def test_groups_that_are_unknown_or_that_clients_do_not_share_cannot_be_told(gro
         tell(algorithms.Local(), True, groups)
 
 
-def test_a_former_name_of_a_knob_is_accepted_with_a_warning():
+def test_a_former_name_of_a_hyperparameter_is_accepted_with_a_warning():
     with pytest.warns(FutureWarning, match=r"^ditto\.strength is now ditto\.mu$"):
         assert algorithms.Ditto(strength=0.5) == algorithms.Ditto(mu=0.5)
     with pytest.raises(
@@ -168,7 +168,7 @@ def test_a_former_name_of_a_knob_is_accepted_with_a_warning():
         algorithms.Ditto(pull=1)
 
 
-def test_no_knob_has_a_former_name_of_another_or_a_bare_rate():
+def test_no_hyperparameter_has_a_former_name_of_another_or_a_bare_rate():
     for name, cls in METHODS.items():
         fields = fields_of(cls)
         former = present_names(fields)

@@ -100,7 +100,7 @@ def test_names_are_the_public_ones_and_files_only_those_of_single_modules():
 OWN = """
 import dataclasses
 @dataclasses.dataclass(frozen=True)
-class Knobs:
+class Hyperparameters:
     rate: float = 1.0
 """
 
@@ -108,27 +108,27 @@ class Knobs:
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """The record of an object of one's own file, which no module has loaded any more."""
-    (tmp_path / "own_knobs_file.py").write_text(OWN)
+    (tmp_path / "own_hyperparameters_file.py").write_text(OWN)
     with monkeypatch.context() as patch:
         patch.syspath_prepend(tmp_path)
-        import own_knobs_file  # ty: ignore
+        import own_hyperparameters_file  # ty: ignore
 
-        record = recorded.recorded(own_knobs_file.Knobs(0.5))
-    del sys.modules["own_knobs_file"]
+        record = recorded.recorded(own_hyperparameters_file.Hyperparameters(0.5))
+    del sys.modules["own_hyperparameters_file"]
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield record
-    sys.modules.pop("own_knobs_file", None)
+    sys.modules.pop("own_hyperparameters_file", None)
 
 
 def test_own_classes_are_imported_from_their_file(own, tmp_path):
-    assert own["class"]["file"] == str(tmp_path / "own_knobs_file.py")
+    assert own["class"]["file"] == str(tmp_path / "own_hyperparameters_file.py")
     found = recorded.restored(own, "method")
-    assert type(found).__name__ == "Knobs" and dataclasses.asdict(found) == {"rate": 0.5}
+    assert type(found).__name__ == "Hyperparameters" and dataclasses.asdict(found) == {"rate": 0.5}
 
 
 def test_a_module_of_the_same_name_is_another(own, tmp_path, monkeypatch):
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "own_knobs_file.py").write_text("Knobs = None")
+    (tmp_path / "other" / "own_hyperparameters_file.py").write_text("Hyperparameters = None")
     monkeypatch.syspath_prepend(tmp_path / "other")
     assert recorded.restored(own, "method").rate == 0.5
 
@@ -137,7 +137,7 @@ def test_a_module_of_the_same_name_is_another(own, tmp_path, monkeypatch):
     "content", [None, "Other = 1", "raise ValueError('no')", OWN.replace("rate", "speed")]
 )
 def test_code_that_is_gone_or_changed_is_one_line(own, tmp_path, content):
-    file = tmp_path / "own_knobs_file.py"
+    file = tmp_path / "own_hyperparameters_file.py"
     file.unlink() if content is None else file.write_text(content)
     with pytest.raises(ArgumentError, match=r"^method"):
         recorded.restored(own, "method")

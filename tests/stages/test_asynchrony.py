@@ -90,10 +90,10 @@ def test_discarded_updates_are_counted():
     assert discarded >= 1
 
 
-def played(name, clock, rounds, cohort, task="regression", **knobs):
+def played(name, clock, rounds, cohort, task="regression", **hyperparameters):
     federation = toys.make_federation(SIZES, task)
     problem = toys.make_problem(federation, OPTIMIZER, cohort=cohort)._replace(clock=clock)
-    algorithm = staged(problem, toys.make_algorithm(name, problem, **knobs), federation)
+    algorithm = staged(problem, toys.make_algorithm(name, problem, **hyperparameters), federation)
     return federation, *toys.train(algorithm, problem, federation.client_data, rounds)
 
 
@@ -102,8 +102,11 @@ def test_servers_apply_what_arrives_by_hand(name):
     """Each client trains the model of as many steps ago as it is late."""
     clock = Clock(compute="lognormal:1:1", concurrency=4)
     size = {"fedbuff": 2, "fedasync": 1}[name]
-    knobs = {"fedbuff": {"server_learning_rate": 0.7}, "fedasync": {"alpha": 0.8, "mu": 0.0}}[name]
-    federation, states, records = played(name, clock, 8, size, max_staleness=6, **knobs)
+    hyperparameters = {
+        "fedbuff": {"server_learning_rate": 0.7},
+        "fedasync": {"alpha": 0.8, "mu": 0.0},
+    }[name]
+    federation, states, records = played(name, clock, 8, size, max_staleness=6, **hyperparameters)
     models = [vectors(states[0].models)[0]]
     latest = 0
     for state, after, record in zip(states, states[1:], records, strict=False):
@@ -295,10 +298,10 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(name, clock, tmp_path):
     problem = toys.make_problem(federation, cohort=2 if name == "fedbuff" else 7)._replace(
         clock=clock
     )
-    knobs = {"neighbors": 2} if name == "federico" else {}
+    hyperparameters = {"neighbors": 2} if name == "federico" else {}
 
     def experiment():
-        return toys.make_experiment(name, problem, federation, knobs=knobs)
+        return toys.make_experiment(name, problem, federation, hyperparameters=hyperparameters)
 
     whole = toys.run(experiment(), 6)
     toys.run(experiment(), 3, out=tmp_path / "run")
@@ -319,14 +322,19 @@ def test_asynchronous_runs_are_the_same_under_every_plan(name):
     problem = toys.make_problem(federation, cohort=2 if name == "fedbuff" else 7)._replace(
         clock=clock
     )
-    knobs = {"neighbors": 2} if name == "federico" else {}
+    hyperparameters = {"neighbors": 2} if name == "federico" else {}
     plans = [
         make_plan("map", devices=1),
         make_plan("vmap", devices=2),
         make_plan("chunk", 3, devices=1),
     ]
     runs = [
-        toys.run(toys.make_experiment(name, problem, federation, knobs=knobs, plan=plan), 5)
+        toys.run(
+            toys.make_experiment(
+                name, problem, federation, hyperparameters=hyperparameters, plan=plan
+            ),
+            5,
+        )
         for plan in plans
     ]
     for other in runs[1:]:

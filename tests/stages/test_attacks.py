@@ -135,18 +135,18 @@ def classes(federation):
 
 
 @functools.cache
-def attacked(name, attack=FLIP, **knobs):
+def attacked(name, attack=FLIP, **hyperparameters):
     """(problem, algorithm) with attackers, which the data tell."""
     problem = toys.make_problem(
         FEDERATION, OPTIMIZER, hidden=(3,) if name in ("fedpac", "fedproto") else ()
     )
-    method = toys.make_algorithm(name, problem, **knobs)
+    method = toys.make_algorithm(name, problem, **hyperparameters)
     return problem, staged(problem, method, FEDERATION, attack=attack)
 
 
-def played(name, attacker, train=None, attack=FLIP, **knobs):
+def played(name, attacker, train=None, attack=FLIP, **hyperparameters):
     """(states, records) of a round with these attackers."""
-    problem, algorithm = attacked(name, attack, **knobs)
+    problem, algorithm = attacked(name, attack, **hyperparameters)
     clients = ClientData(train or classes(FEDERATION), FEDERATION.validation, attacker)
     return toys.train(algorithm, problem, clients, 1)
 

@@ -30,7 +30,7 @@ BESIDE = (
     "fedpac",
     "ccvr",
 )  # send more than a model
-KNOBS = {"fedexp": {"predict": "last", "eps": 1e-3}}
+HYPERPARAMETERS = {"fedexp": {"predict": "last", "eps": 1e-3}}
 FLIP = Attack("sign_flip", strength=300.0)
 NOBODY = np.zeros(5, bool)
 
@@ -72,7 +72,7 @@ def method(name):
     """A method of `BESIDE`; one object for all tests, so that a round is compiled once."""
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation, OPTIMIZER, **toys.network(name))
-    plain = toys.make_algorithm(name, problem, **KNOBS.get(name, {}))
+    plain = toys.make_algorithm(name, problem, **HYPERPARAMETERS.get(name, {}))
     return Method(federation.client_data, problem, plain, federation)
 
 

@@ -185,9 +185,11 @@ def test_every_method_takes_or_refuses_each_stage_and_at_work_on_nothing_they_ch
     """With a client whose examples are NaN, which is as if it had none. All are alike, so that means are uniform."""
     federation = toys.make_federation((3,) * 5)
     problem = toys.make_problem(federation, optax.sgd(0.1), **{"hidden": (4,)} | toys.network(name))
-    knobs = {"neighbors": 2} if name in ("federico", "fedfomo", "fedfomo_average") else {}
-    plain = toys.make_algorithm(name, problem, **knobs)
-    made = toys.make_experiment(name, problem, federation, knobs=knobs, plan=problem.plan)
+    hyperparameters = {"neighbors": 2} if name in ("federico", "fedfomo", "fedfomo_average") else {}
+    plain = toys.make_algorithm(name, problem, **hyperparameters)
+    made = toys.make_experiment(
+        name, problem, federation, hyperparameters=hyperparameters, plan=problem.plan
+    )
     stages = [
         stage for stage in NEUTRAL if not (stage == "clock" and plain.stale)
     ]  # whose models would be stale

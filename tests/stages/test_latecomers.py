@@ -24,13 +24,22 @@ def AS_IT_IS(algorithm):
     return lambda prediction, _: prediction
 
 
-def experiment_of(name="federico", knobs=None, *, cohort=3, **fields):
+def experiment_of(name="federico", hyperparameters=None, *, cohort=3, **fields):
     """Seven clients with linear models, of whom `cohort` take part in a round."""
     federation = toys.make_federation(SIZES, validation_size=3)
     problem = toys.make_problem(federation, cohort=cohort, rounds=ROUNDS)
-    knobs = {"neighbors": 2} | (knobs or {}) if name in ("federico", "fedfomo") else knobs
+    hyperparameters = (
+        {"neighbors": 2} | (hyperparameters or {})
+        if name in ("federico", "fedfomo")
+        else hyperparameters
+    )
     return toys.make_experiment(
-        name, problem, federation, knobs=knobs, plan=make_plan("map", devices=1), **fields
+        name,
+        problem,
+        federation,
+        hyperparameters=hyperparameters,
+        plan=make_plan("map", devices=1),
+        **fields,
     )
 
 
@@ -57,7 +66,7 @@ def probabilities(models, x):
 @pytest.mark.parametrize("store", STORES)
 def test_they_mix_trained_models_by_the_posterior_of_their_examples(store):
     """w = softmax(-sum of losses) over the models of clients that were in cohorts, in NumPy."""
-    experiment = experiment_of(knobs={"rule": "posterior"}, client_store=store)
+    experiment = experiment_of(hyperparameters={"rule": "posterior"}, client_store=store)
     outcome, state, counts, late = played(experiment)
     np.testing.assert_array_equal(client_notes(state, "latecomers"), counts)
     known = server_note(state, "latecomers")
@@ -151,10 +160,10 @@ def test_other_methods_and_full_participation_do_not_change(name):
 def test_the_number_of_models_is_bounded():
     federation = toys.make_federation((2,) * (MET + 4))
     problem = toys.make_problem(federation, cohort=3)
-    knobs = {"neighbors": 2, "collaborators": MET + 4}
-    algorithm = toys.make_experiment("federico", problem, federation, knobs=knobs).algorithm(
-        problem.plan
-    )
+    hyperparameters = {"neighbors": 2, "collaborators": MET + 4}
+    algorithm = toys.make_experiment(
+        "federico", problem, federation, hyperparameters=hyperparameters
+    ).algorithm(problem.plan)
     state = jax.eval_shape(
         lambda key: toys.init(algorithm, problem, key, federation.client_data), jax.random.key(0)
     )

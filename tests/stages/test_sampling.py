@@ -23,7 +23,7 @@ DRAWS = 20000
 FEDERATION = toys.make_federation(SIZES, "regression")
 CLIENTS = FEDERATION.client_data
 PROBLEM = toys.make_problem(FEDERATION, OPTIMIZER, cohort=2)
-KNOBS = {"federico": {"neighbors": 1, "collaborators": 1}}
+HYPERPARAMETERS = {"federico": {"neighbors": 1, "collaborators": 1}}
 
 by_size = jax.jit(sampling.by_size, static_argnums=2)
 systematic = jax.jit(sampling.systematic, static_argnums=2)
@@ -34,7 +34,7 @@ per_example = jax.jit(sampling.per_example, static_argnums=1)
 def sampled(name, sampler, candidates=0):
     """A method whose clients are drawn by a sampler."""
     options = {"candidates": candidates} if candidates else {}
-    method = toys.make_algorithm(name, PROBLEM, **KNOBS.get(name, {}))
+    method = toys.make_algorithm(name, PROBLEM, **HYPERPARAMETERS.get(name, {}))
     return staged(PROBLEM, method, FEDERATION, server=Server(sampler, **options))
 
 

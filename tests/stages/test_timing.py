@@ -22,7 +22,7 @@ from pfljax.stages.server import Server
 SIZES = (3, 5, 2, 4, 6)
 STEPS = np.array([2, 3, 1, 2, 3])  # of two examples each
 BYTES = 4 * (3 * 3 + 3)  # of a model
-KNOBS = {"federico": {"neighbors": 2}}
+HYPERPARAMETERS = {"federico": {"neighbors": 2}}
 FEDERATION = toys.make_federation(SIZES)
 CLIENTS = FEDERATION.client_data
 COMPUTING = Clock(compute="constant:2", bandwidth="constant:1e9")
@@ -35,7 +35,7 @@ def timed(name, clock, cohort=0, **settings):
     """(problem, algorithm) on a clock, with further stages."""
     problem = toys.make_problem(FEDERATION, OPTIMIZER, batch_size=2, cohort=cohort)
     problem = problem._replace(clock=clock)
-    method = toys.make_algorithm(name, problem, **KNOBS.get(name, {}))
+    method = toys.make_algorithm(name, problem, **HYPERPARAMETERS.get(name, {}))
     return problem, staged(problem, method, FEDERATION, **settings)
 
 

@@ -109,10 +109,10 @@ def test_under_attacks(attack, rule):
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs"),
+    ("name", "hyperparameters"),
     SERVERS,
     ids=["fedavgm", "fedadam", "fedadagrad", "fedexp"],
 )
-def test_under_a_server_s_optimizer(name, knobs):
+def test_under_a_server_s_optimizer(name, hyperparameters):
     """Adam divides a weight's mean update by its length: what is only rounding would move as far as the others."""
-    check_untouched(toys.make_algorithm(name, PROBLEM, **knobs))
+    check_untouched(toys.make_algorithm(name, PROBLEM, **hyperparameters))

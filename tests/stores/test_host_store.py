@@ -27,13 +27,15 @@ def compile_segment(experiment):
     return STORES["host"].compile_segment(experiment, clients, plan, ROUNDS, ONE)
 
 
-def make_experiment(name, sizes=SIZES, client_store="host", **knobs):
+def make_experiment(name, sizes=SIZES, client_store="host", **hyperparameters):
     federation = toys.make_federation(sizes)
     network = toys.network(name)
     problem = toys.make_problem(
         federation, optax.adam(0.05), batch_size=2, cohort=COHORT, **network
     )
-    return toys.make_experiment(name, problem, federation, knobs=knobs, client_store=client_store)
+    return toys.make_experiment(
+        name, problem, federation, hyperparameters=hyperparameters, client_store=client_store
+    )
 
 
 def played(name, store):

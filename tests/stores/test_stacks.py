@@ -24,14 +24,16 @@ COHORT = 3
 OFTEN = Schedule(2, 2)
 
 
-def make_experiment(name, client_store="disk", **knobs):
-    knobs = {"neighbors": 1} | knobs if name == "federico" else knobs
+def make_experiment(name, client_store="disk", **hyperparameters):
+    hyperparameters = {"neighbors": 1} | hyperparameters if name == "federico" else hyperparameters
     federation = toys.make_federation(SIZES)
     network = toys.network(name)
     problem = toys.make_problem(
         federation, optax.adam(0.05), batch_size=2, cohort=COHORT, **network
     )
-    return toys.make_experiment(name, problem, federation, knobs=knobs, client_store=client_store)
+    return toys.make_experiment(
+        name, problem, federation, hyperparameters=hyperparameters, client_store=client_store
+    )
 
 
 def outcome_of(experiment, rounds=ROUNDS, **options):

@@ -19,7 +19,7 @@ from pfljax.training.compiling import compile_to_fit
 
 
 def experiment(method, traced=False, **execution):
-    """A run of 20 clients; its program is described by the method's name and knobs, or `traced`."""
+    """A run of 20 clients; its program is described by the method's name and hyperparameters, or `traced`."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(160, 5)).astype(np.float32)
     y = rng.integers(0, 3, 160)

@@ -381,7 +381,7 @@ AFTER_A_ROUND = ("predict, weights of sum 2",)
 class Odd:
     """Odd (Me, 2026): a method that breaks the contract."""
 
-    how: str = pfl.knob("", help="which break; empty: none")
+    how: str = pfl.hyperparameter("", help="which break; empty: none")
 
     def build(self, problem):
         return BROKEN[self.how][0](problem) if self.how else peers(problem)
@@ -579,7 +579,8 @@ def test_an_undecorated_class_is_no_method(clients):
         def build(self, problem): ...
 
     with pytest.raises(
-        pfl.ArgumentError, match=r"^method=.*: accepted: a method with its knobs, such as FedAvg"
+        pfl.ArgumentError,
+        match=r"^method=.*: accepted: a method with its hyperparameters, such as FedAvg",
     ):
         train(Plain(), clients)
 

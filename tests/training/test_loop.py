@@ -245,10 +245,12 @@ def test_a_loss_that_is_not_finite_stops_the_run(name, tmp_path):
     federation = toys.make_federation((4, 3, 5, 2), "regression")
     # client 2's steps overshoot further and further; the others' do not
     federation.train.x[2] *= 300
-    knobs = {"neighbors": 0} if name == "federico" else {}
+    hyperparameters = {"neighbors": 0} if name == "federico" else {}
     problem = toys.make_problem(federation, optax.sgd(0.05))
     faults = Faults(on_divergence="stop")
-    experiment = toys.make_experiment(name, problem, federation, knobs=knobs, faults=faults)
+    experiment = toys.make_experiment(
+        name, problem, federation, hyperparameters=hyperparameters, faults=faults
+    )
     with pytest.raises(RunError, match=r"round (\d+): the loss of client 2 is not finite") as error:
         toys.run(experiment, 50, out=tmp_path, schedule=EVERY_ROUND)
     stopped = int(str(error.value).split(":")[0].removeprefix("round "))

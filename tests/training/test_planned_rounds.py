@@ -20,7 +20,9 @@ from pfljax.training.loop import Schedule, Trainer
 # A schedule over the rounds, or traffic that is spread over them. All others read no planned number.
 DEPENDENT = ("floco", "fedkd", "fedcac", "apple", "fedavg_data")
 FAST = ("fedavg", "floco", "apple")
-KNOBS = {"hilora": {"root_rounds": 1, "cluster_rounds": 1}}  # so that all stages are played
+HYPERPARAMETERS = {
+    "hilora": {"root_rounds": 1, "cluster_rounds": 1}
+}  # so that all stages are played
 FEW = 2
 MANY = 5
 EVERY_ROUND = Schedule(eval_every=1, checkpoint_every=1)
@@ -36,7 +38,13 @@ def trainer_of(name, **options):
     problem = toys.make_problem(federation, optax.adam(0.05), cohort=4, batch_size=2, **network)
     unseen = toys.make_federation((3, 4), seed=8)
     made = toys.make_experiment(
-        name, problem, federation, knobs=KNOBS.get(name), unseen=unseen, seed=1, **options
+        name,
+        problem,
+        federation,
+        hyperparameters=HYPERPARAMETERS.get(name),
+        unseen=unseen,
+        seed=1,
+        **options,
     )
     return Trainer([fingerprint.identified(made)])
 
@@ -314,7 +322,7 @@ def test_a_tuning_s_scores_are_those_of_its_number_of_rounds(tmp_path, pace):
     validated = toys.make_federation((4, 3, 5), validation_size=3)
     options = {
         "rounds": 2,
-        "knobs": {},
+        "hyperparameters": {},
         "rates": (0.1, 0.2),
         "out": tmp_path,
         "execution": ONE_DEVICE,

@@ -58,32 +58,32 @@ from pfljax.contract.types import (
 )
 from pfljax.exchange.rounds import draw_cohort
 from pfljax.local.problem import Problem
-from pfljax.settings.method import knob
+from pfljax.settings.method import hyperparameter
 
 LARGEST_AFFINITY = 1000  # largest number of clients for which the K x K affinities are reported
 
 
 @dataclasses.dataclass(frozen=True)
-class Knobs:
-    """Knobs of both forms."""
+class Hyperparameters:
+    """Hyperparameters of both forms."""
 
-    neighbors: int = knob(
+    neighbors: int = hyperparameter(
         4,
         at_least=0,
         grid=(4, 9),
         help="M, number of other clients' models downloaded per round; the paper's n is M + 1, with the client's own",
     )
-    epsilon: float = knob(
+    epsilon: float = hyperparameter(
         0.3,
         at_least=0,
         at_most=1,
         grid=(0.0, 0.1, 0.3, 0.5),
         help="probability, in the first round, of downloading a random model instead of the best",
     )
-    epsilon_decay: float = knob(
+    epsilon_decay: float = hyperparameter(
         0.05, at_least=0, help="decrease of epsilon per round, down to 0", former="decay"
     )
-    scaled: bool = knob(
+    scaled: bool = hyperparameter(
         False, help="increase affinities by w / |sum of w|, as in the authors' code, instead of w"
     )
 
@@ -206,10 +206,10 @@ class Form(NamedTuple):
         return bool(self.clusters or self.uploaded)
 
 
-def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
+def rounds(problem: Problem, hyperparameters: Hyperparameters, form: Form) -> Algorithm:
     """An algorithm whose clients mix models with a `Form`'s weights."""
     num_clients = problem.num_clients
-    num_others = min(knobs.neighbors, problem.cohort_size - 1)
+    num_others = min(hyperparameters.neighbors, problem.cohort_size - 1)
     num_mixed = num_others + 1
     if form.remembers:
         form = extend_form(problem, form, num_others)
@@ -231,7 +231,9 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
     def download(context: ClientContext, row: Row, cohort: Cohort) -> Array:
         """Its own model and M others, the highest in p_i or random ones (Section 3.1)."""
         # epsilon falls by `epsilon_decay` per round.
-        epsilon = jnp.maximum(knobs.epsilon - knobs.epsilon_decay * context.round, 0)
+        epsilon = jnp.maximum(
+            hyperparameters.epsilon - hyperparameters.epsilon_decay * context.round, 0
+        )
         # The last uploaders' models are available, or the active clients'.
         if form.uploaded:
             is_eligible = context.server.newest
@@ -251,7 +253,7 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
 
         # p_i <- p_i + w, with negative w, too; in the authors' code, p_i + w / |sum of w|.
         gains = mixed.gains
-        if knobs.scaled:
+        if hyperparameters.scaled:
             gains = gains / jnp.maximum(jnp.abs(gains.sum()), 1e-9)
         # An index of K or more is no client.
         affinity = jnp.asarray(row.affinity).at[mixed.index].add(gains, mode="drop")

@@ -43,31 +43,31 @@ class Mixing(NamedTuple):
 
 
 @functools.cache
-def make_mixing(num_clients: int, knobs: CommunicationGraph) -> Mixing:
+def make_mixing(num_clients: int, hyperparameters: CommunicationGraph) -> Mixing:
     """Draws or reads the graphs and computes the edge weights.
 
     With mixing "metropolis", W[i, j] = 1 / (1 + max(d_i, d_j)); with "fastest", W is the symmetric matrix on the graph
     with the largest spectral gap (Boyd, Diaconis, Xiao, 2004).
 
     Raises:
-        ArgumentError: if a knob or a file is wrong, a matrix is not doubly stochastic, or the graphs together are not
-            connected.
+        ArgumentError: if a hyperparameter or a file is wrong, a matrix is not doubly stochastic, or the graphs
+            together are not connected.
     """
     files = (
-        ("edge_file", knobs.edge_file, "graph", knobs.graph),
-        ("mixing_file", knobs.mixing_file, "mixing", knobs.mixing),
+        ("edge_file", hyperparameters.edge_file, "graph", hyperparameters.graph),
+        ("mixing_file", hyperparameters.mixing_file, "mixing", hyperparameters.mixing),
     )
-    for name, file, knob, value in files:
+    for name, file, hyperparameter, value in files:
         if value == "file" and not file:
-            raise ArgumentError(name, f"required with {knob}=file", file)
-    if knobs.mixing == "file":
-        name = knobs.mixing_file
-        matrices = [_read_matrix(knobs.mixing_file, num_clients)]
+            raise ArgumentError(name, f"required with {hyperparameter}=file", file)
+    if hyperparameters.mixing == "file":
+        name = hyperparameters.mixing_file
+        matrices = [_read_matrix(hyperparameters.mixing_file, num_clients)]
     else:
-        graphs = _draw_connected(num_clients, knobs)
+        graphs = _draw_connected(num_clients, hyperparameters)
         edges = " + ".join(f"{graph.number_of_edges():,}" for graph in graphs)
-        name = f"{knobs.graph}, {edges} edges, {knobs.mixing} weights"
-        mix = metropolis if knobs.mixing == "metropolis" else fastest
+        name = f"{hyperparameters.graph}, {edges} edges, {hyperparameters.mixing} weights"
+        mix = metropolis if hyperparameters.mixing == "metropolis" else fastest
         matrices = [mix(graph) for graph in graphs]
 
     # All clients have as many receivers as the one with the most, which makes J.
@@ -81,48 +81,48 @@ def make_mixing(num_clients: int, knobs: CommunicationGraph) -> Mixing:
     )
 
 
-def _draw_connected(num: int, knobs: CommunicationGraph) -> list[nx.Graph]:
+def _draw_connected(num: int, hyperparameters: CommunicationGraph) -> list[nx.Graph]:
     """T graphs that together connect all clients."""
-    is_random = knobs.graph in RANDOM
-    if knobs.graphs > 1 and not is_random:
+    is_random = hyperparameters.graph in RANDOM
+    if hyperparameters.graphs > 1 and not is_random:
         text = f"accepted: 1, or more with {' and '.join(RANDOM)}"
-        raise ArgumentError("graphs", text, knobs.graphs)
+        raise ArgumentError("graphs", text, hyperparameters.graphs)
     for attempt in range(DRAWS if is_random else 1):
-        seeds = [[knobs.graph_seed, attempt, t] for t in range(knobs.graphs)]
-        drawn = [_draw(num, knobs, np.random.default_rng(seed)) for seed in seeds]
+        seeds = [[hyperparameters.graph_seed, attempt, t] for t in range(hyperparameters.graphs)]
+        drawn = [_draw(num, hyperparameters, np.random.default_rng(seed)) for seed in seeds]
         if nx.is_connected(nx.compose_all(drawn)):
             return drawn
     tried = f" in each of {DRAWS} draws" if is_random else ""
-    if knobs.graphs > 1:
-        tried += f", {knobs.graphs} rounds together"
+    if hyperparameters.graphs > 1:
+        tried += f", {hyperparameters.graphs} rounds together"
     text = f"not connected{tried}; accepted: a graph that connects all clients"
-    raise ArgumentError("graph", text, knobs.graph)
+    raise ArgumentError("graph", text, hyperparameters.graph)
 
 
-def _draw(num: int, knobs: CommunicationGraph, rng: np.random.Generator) -> nx.Graph:
+def _draw(num: int, hyperparameters: CommunicationGraph, rng: np.random.Generator) -> nx.Graph:
     """Draws or reads one graph on clients 0..K-1."""
     if num < 2:
         raise ArgumentError("num_clients", "accepted: 2 or more for a communication graph", num)
-    if knobs.graph == "ring":
+    if hyperparameters.graph == "ring":
         return nx.cycle_graph(num)
-    has_all_edges = knobs.graph == "erdos_renyi" and knobs.edge_probability == 1
-    if knobs.graph == "complete" or has_all_edges:
+    has_all_edges = hyperparameters.graph == "erdos_renyi" and hyperparameters.edge_probability == 1
+    if hyperparameters.graph == "complete" or has_all_edges:
         return nx.complete_graph(num)
-    if knobs.graph == "torus":
+    if hyperparameters.graph == "torus":
         height = max(d for d in range(1, int(num**0.5) + 1) if num % d == 0)
         if height < 3:
             text = f"num_clients={num}; accepted: products of two numbers above 2"
-            raise ArgumentError("graph", text, knobs.graph)
+            raise ArgumentError("graph", text, hyperparameters.graph)
         grid = nx.grid_2d_graph(height, num // height, periodic=True)
         return nx.convert_node_labels_to_integers(grid)
-    if knobs.graph == "erdos_renyi":
-        return nx.fast_gnp_random_graph(num, knobs.edge_probability, seed=rng)
-    if knobs.graph == "random_regular":
-        if knobs.degree >= num or knobs.degree * num % 2:
+    if hyperparameters.graph == "erdos_renyi":
+        return nx.fast_gnp_random_graph(num, hyperparameters.edge_probability, seed=rng)
+    if hyperparameters.graph == "random_regular":
+        if hyperparameters.degree >= num or hyperparameters.degree * num % 2:
             text = f"accepted: 1 to {num - 1}, such that degree times {num} clients is even"
-            raise ArgumentError("degree", text, knobs.degree)
-        return nx.random_regular_graph(knobs.degree, num, seed=rng)
-    return _read_edges(knobs.edge_file, num)
+            raise ArgumentError("degree", text, hyperparameters.degree)
+        return nx.random_regular_graph(hyperparameters.degree, num, seed=rng)
+    return _read_edges(hyperparameters.edge_file, num)
 
 
 def _read_edges(path: str, num: int) -> nx.Graph:

@@ -199,8 +199,8 @@ def named(
     """A model's parameters -> a tree of bools: which leaves' paths contain a match of a regular expression.
 
     Raises:
-        ArgumentError: if it is no regular expression, or matches no path. This names the knob `personal`, or if given,
-            the `method`, which `needs` layers that the model does not have.
+        ArgumentError: if it is no regular expression, or matches no path. This names the hyperparameter `personal`,
+            or if given, the `method`, which `needs` layers that the model does not have.
     """
     model = problem.model
     try:

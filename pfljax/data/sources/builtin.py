@@ -17,7 +17,7 @@ from pfljax.data.sources.source import (
     subsample,
     subsample_parts,
 )
-from pfljax.settings.fields import NumClients, Seed, checked, knob
+from pfljax.settings.fields import NumClients, Seed, checked, hyperparameter
 
 SINE_EXAMPLES = 20  # a client's examples of the sine curve, training and test together
 SINE_NOISE = 0.1  # standard deviation of the noise on the sine curve
@@ -84,10 +84,12 @@ def sine(num_clients: NumClients = 16, *, seed: Seed = 0, fraction: Fraction = 1
 def synthetic(
     num_clients: NumClients = 300,
     *,
-    groups: Annotated[int, knob(at_least=1, help="number of components of the mixture")] = 3,
-    alpha: Annotated[float, knob(above=0)] = 0.4,
+    groups: Annotated[
+        int, hyperparameter(at_least=1, help="number of components of the mixture")
+    ] = 3,
+    alpha: Annotated[float, hyperparameter(above=0)] = 0.4,
     labels: SyntheticLabels = "mixture",
-    test_examples: Annotated[int, knob(at_least=0)] = 0,
+    test_examples: Annotated[int, hyperparameter(at_least=0)] = 0,
     seed: Seed = 0,
     fraction: Fraction = 1.0,
 ) -> Source:

@@ -15,7 +15,7 @@ from pfljax.data.sources.arrays import TaskName
 from pfljax.data.sources.files import PARTS, Shape, damaged, of_file, shaped
 from pfljax.data.sources.plays import Stride, halves, next_characters
 from pfljax.data.sources.source import Fraction, Source
-from pfljax.settings.fields import Seed, checked, knob
+from pfljax.settings.fields import Seed, checked, hyperparameter
 
 TFF = "a file with a federated data set of TensorFlow Federated or FedJAX"
 READERS = {b"\x89HDF": hdf5.clients, b"SQLi": sqlite.clients}  # by a file's first bytes
@@ -33,7 +33,7 @@ ACCEPTED = f"{', '.join(PIXELS)} or x, and label or y; or {SPOKEN}"
 
 @checked()
 def tff(
-    file: Annotated[str | pathlib.Path, knob(accepted=TFF, help=TFF)],
+    file: Annotated[str | pathlib.Path, hyperparameter(accepted=TFF, help=TFF)],
     *,
     shape: Shape = (),
     stride: Stride = 1,

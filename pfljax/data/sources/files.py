@@ -15,20 +15,20 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.reading import map_npy, read_npy, read_npz
 from pfljax.data.sources.arrays import TaskName, make_source
 from pfljax.data.sources.source import Fraction, Source, generator, subsample
-from pfljax.settings.fields import Seed, checked, knob
+from pfljax.settings.fields import Seed, checked, hyperparameter
 
 PARTS = ("train", "test")  # names of files, folders and marks of official parts
 Names = str | Sequence[str]  # a list, or separated by commas
-Shape = Annotated[Sequence[int], knob(at_least=1, empty=True)]
+Shape = Annotated[Sequence[int], hyperparameter(at_least=1, empty=True)]
 NPZ = "an npz file with x and y; client (or writer), coarse and is_test are optional"
 NPY = "a folder with x.npy and y.npy"
-Ignored = Annotated[int | None, knob(at_least=-(2**63), at_most=2**64 - 1)]
+Ignored = Annotated[int | None, hyperparameter(at_least=-(2**63), at_most=2**64 - 1)]
 ARRAYS = ("x", "y", "client", "writer", "coarse", "is_test")
 
 
 @checked()
 def npz(
-    file: Annotated[str | pathlib.Path, knob(accepted=NPZ, help=NPZ)],
+    file: Annotated[str | pathlib.Path, hyperparameter(accepted=NPZ, help=NPZ)],
     *,
     seed: Seed = 0,
     fraction: Fraction = 1.0,
@@ -66,7 +66,7 @@ def npz(
 
 @checked()
 def npy(
-    file: Annotated[str | pathlib.Path, knob(accepted=NPY)],
+    file: Annotated[str | pathlib.Path, hyperparameter(accepted=NPY)],
     *,
     seed: Seed = 0,
     fraction: Fraction = 1.0,

@@ -19,7 +19,7 @@ from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.reading import check_memory, opened
 from pfljax.data.sources.files import damaged, of_file
 from pfljax.data.sources.source import Fraction, Source
-from pfljax.settings.fields import Seed, checked, knob
+from pfljax.settings.fields import Seed, checked, hyperparameter
 
 IMAGES = "a folder of images, CLASS/FILE or CLIENT/CLASS/FILE, also in train and test"
 GRAY = {"1", "L"}  # modes of images that have one channel
@@ -102,7 +102,7 @@ LEFT_BY_SYSTEMS = frozenset(
 )
 DEEPEST = 5  # levels of folders: a part, a client and a class, and two parts more
 NAMED = 3  # files and folders that a message names
-Size = Annotated[Sequence[int], knob(at_least=1, empty=True)]
+Size = Annotated[Sequence[int], hyperparameter(at_least=1, empty=True)]
 Open = Callable[[], contextlib.AbstractContextManager[BinaryIO]]
 
 
@@ -125,7 +125,7 @@ class Contents(NamedTuple):
 
 @checked()
 def images(
-    file: Annotated[str | pathlib.Path, knob(accepted=IMAGES, help=IMAGES)],
+    file: Annotated[str | pathlib.Path, hyperparameter(accepted=IMAGES, help=IMAGES)],
     *,
     size: Size = (),
     seed: Seed = 0,

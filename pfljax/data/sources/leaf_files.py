@@ -16,7 +16,7 @@ from pfljax.data.sources.arrays import IGNORED, TaskName
 from pfljax.data.sources.characters import tokens
 from pfljax.data.sources.files import PARTS, Shape, damaged, of_file, shaped
 from pfljax.data.sources.source import Fraction, Source
-from pfljax.settings.fields import Seed, checked, knob
+from pfljax.settings.fields import Seed, checked, hyperparameter
 
 LEAF = "a LEAF folder with JSON files in train and test"
 ACCEPTED = "numbers of one length, or texts of one length with the next character as y"
@@ -24,7 +24,7 @@ ACCEPTED = "numbers of one length, or texts of one length with the next characte
 
 @checked()
 def leaf(
-    file: Annotated[str | pathlib.Path, knob(accepted=LEAF, help=LEAF)],
+    file: Annotated[str | pathlib.Path, hyperparameter(accepted=LEAF, help=LEAF)],
     *,
     shape: Shape = (),
     seed: Seed = 0,

@@ -12,9 +12,9 @@ import numpy as np
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.reading import read_text
 from pfljax.data.sources.source import PAD_TOKEN, Fraction, Source, generator, subsample
-from pfljax.settings.fields import Seed, checked, knob
+from pfljax.settings.fields import Seed, checked, hyperparameter
 
-Stride = Annotated[int, knob(at_least=1)]
+Stride = Annotated[int, hyperparameter(at_least=1)]
 PLAY = "a text file with a play in lines of NAME: and what NAME says"
 TEXT_WINDOW = 80  # number of characters in an example
 # minimum number of windows in each part of a role's text, if it has enough characters
@@ -24,7 +24,7 @@ TEXT_TRAIN = 0.8  # fraction of a role's lines to train on, starting at the firs
 
 @checked()
 def text(
-    file: Annotated[str | pathlib.Path, knob(accepted=PLAY, help=PLAY)],
+    file: Annotated[str | pathlib.Path, hyperparameter(accepted=PLAY, help=PLAY)],
     *,
     stride: Stride = 1,
     seed: Seed = 0,

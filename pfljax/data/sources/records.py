@@ -22,7 +22,7 @@ from pfljax.data.sources.examples import features_of
 from pfljax.data.sources.files import PARTS, damaged, names_in, of_file
 from pfljax.data.sources.source import Fraction, Source
 from pfljax.data.sources.tables import Label, check_column, targets_of
-from pfljax.settings.fields import Seed, checked, knob
+from pfljax.settings.fields import Seed, checked, hyperparameter
 
 RECORDS = "a folder that TFDS prepared with file_format=array_record"
 SHARD = re.compile(r"(.+)-([^-]+)\.array_record-(\d+)-of-(\d+)")
@@ -41,7 +41,7 @@ class Field(NamedTuple):
 
 @checked()
 def arrayrecord(
-    file: Annotated[str | pathlib.Path, knob(accepted=RECORDS, help=RECORDS)],
+    file: Annotated[str | pathlib.Path, hyperparameter(accepted=RECORDS, help=RECORDS)],
     *,
     label: Label = "label",
     client: str = "",

@@ -27,14 +27,14 @@ from pfljax.data.sources.tables import (
     arrays_of,
     check_column,
 )
-from pfljax.settings.fields import Seed, checked, knob
+from pfljax.settings.fields import Seed, checked, hyperparameter
 
 SAVED = "a folder that save_to_disk of Hugging Face's datasets wrote"
 
 
 @checked()
 def huggingface(
-    file: Annotated[str | pathlib.Path, knob(accepted=SAVED, help=SAVED)],
+    file: Annotated[str | pathlib.Path, hyperparameter(accepted=SAVED, help=SAVED)],
     *,
     label: Label = "label",
     client: str = "",

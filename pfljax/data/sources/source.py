@@ -10,9 +10,9 @@ import numpy as np
 
 from pfljax.contract.pooled import standardized
 from pfljax.contract.types import PyTree, Task
-from pfljax.settings.fields import knob
+from pfljax.settings.fields import hyperparameter
 
-Fraction = Annotated[float, knob(above=0, at_most=1)]
+Fraction = Annotated[float, hyperparameter(above=0, at_most=1)]
 WHITE = 255.0  # value of a white pixel
 # target of positions without a character to predict: ignored in training and in means
 PAD_TOKEN = 255

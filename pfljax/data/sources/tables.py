@@ -26,7 +26,7 @@ from pfljax.data.sources.arrays import TaskName, warn_of_missing
 from pfljax.data.sources.characters import tokens
 from pfljax.data.sources.files import PARTS, Names, damaged, names_in, of_file
 from pfljax.data.sources.source import Features, Fraction, Source
-from pfljax.settings.fields import MOST, Seed, checked, knob, nearest
+from pfljax.settings.fields import MOST, Seed, checked, hyperparameter, nearest
 
 TABLE = "a CSV or Parquet file with an example per row and named columns"
 CALLED = {"x": "features", "y": "label", "is_test": "test"}
@@ -61,9 +61,9 @@ MOST_CATEGORIES = 10_000
 # Texts that pandas takes for missing values, besides pyarrow's.
 MISSING = ("None", "<NA>")
 
-Label = Annotated[Names, knob(empty=False)]
-FeatureColumns = Annotated[Names, knob(empty=False)]
-Categorical = Annotated[Names, knob(empty=False)]
+Label = Annotated[Names, hyperparameter(empty=False)]
+FeatureColumns = Annotated[Names, hyperparameter(empty=False)]
+Categorical = Annotated[Names, hyperparameter(empty=False)]
 Fill = Literal["none", "mean"]
 
 
@@ -116,7 +116,7 @@ class Dialect(NamedTuple):
 
 @checked()
 def table(
-    file: Annotated[str | pathlib.Path, knob(accepted=TABLE, help=TABLE)],
+    file: Annotated[str | pathlib.Path, hyperparameter(accepted=TABLE, help=TABLE)],
     *,
     label: Label = "label",
     client: str = "",
@@ -128,7 +128,7 @@ def table(
     separator: str = "",
     encoding: str = "utf-8",
     decimal: str = ".",
-    missing: Annotated[Names, knob(empty=False)] = "",
+    missing: Annotated[Names, hyperparameter(empty=False)] = "",
     seed: Seed = 0,
     fraction: Fraction = 1.0,
     standardize: bool = True,

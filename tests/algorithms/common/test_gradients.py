@@ -52,14 +52,14 @@ METHODS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", METHODS)
 def test_skipping_changes_no_model(kind, monkeypatch):
-    name, knobs = METHODS[kind]
+    name, hyperparameters = METHODS[kind]
     federation = toys.make_federation([9, 6, 8], features=4)
     federation.train.x[:] *= 20  # losses far apart
 
     def final(threshold):
         monkeypatch.setattr(gradients, "NEGLIGIBLE", threshold)
         problem = toys.make_problem(federation, hidden=(5,), batch_size=4)
-        algorithm = toys.make_algorithm(name, problem, **knobs)
+        algorithm = toys.make_algorithm(name, problem, **hyperparameters)
         return toys.train(algorithm, problem, federation.client_data, 6)[0][-1]
 
     skipping = final(1e-12)

@@ -8,8 +8,8 @@ from pfljax.algorithms.common import graphs
 from pfljax.contract.errors import ArgumentError
 
 
-def make_mixing(num, **knobs):
-    return graphs.make_mixing(num, DFedEM(**knobs))
+def make_mixing(num, **hyperparameters):
+    return graphs.make_mixing(num, DFedEM(**hyperparameters))
 
 
 def dense(mixing, t=0):
@@ -83,9 +83,9 @@ def test_a_matrix_from_a_file(tmp_path, suffix):
     assert not mixing.symmetric
 
 
-def error(num=4, **knobs):
+def error(num=4, **hyperparameters):
     with pytest.raises(ArgumentError) as found:
-        make_mixing(num, **knobs)
+        make_mixing(num, **hyperparameters)
     message = str(found.value)
     assert "\n" not in message and found.value.argument in message
     return message

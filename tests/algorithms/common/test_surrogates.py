@@ -36,11 +36,11 @@ def pfedme(rounds):
 
 
 def test_rounds_of_pfedme_by_hand(example):
-    by_hand("moreau", pfedme, knobs={"mu": STRENGTH}, rounds=2)
+    by_hand("moreau", pfedme, hyperparameters={"mu": STRENGTH}, rounds=2)
 
 
 def test_without_a_server_it_is_the_same_on_the_complete_graph(example):
-    rounds = play("moreau", knobs={"mu": STRENGTH}, rounds=2, sizes=(5, 5, 5, 5))
+    rounds = play("moreau", hyperparameters={"mu": STRENGTH}, rounds=2, sizes=(5, 5, 5, 5))
     surrogate = example.Moreau(mu=STRENGTH).surrogate(rounds.problem)
     graph = surrogates.CommunicationGraph(graph="complete")
     algorithm = surrogates.decentralized(rounds.problem, surrogate, graph)

@@ -1,4 +1,4 @@
-"""Several values of a knob run in one kernel: `build` accepts traced numbers, with the same results as Python's."""
+"""Values of a hyperparameter share a kernel: `build` accepts traced numbers, with the same results as Python's."""
 
 import dataclasses
 import typing
@@ -13,30 +13,33 @@ from pfljax.algorithms import METHODS
 from pfljax.exchange.rounds import make_round
 from pfljax.settings.fields import value_type
 
-OTHERWISE = 0.5  # for knobs that are not given by default
+OTHERWISE = 0.5  # for hyperparameters that are not given by default
 
 
 def numbers_of(name):
-    """The knobs that may be traced, with their defaults."""
+    """The hyperparameters that may be traced, with their defaults."""
     hints = typing.get_type_hints(METHODS[name])
     fields = [field for field in dataclasses.fields(METHODS[name]) if not field.metadata["static"]]
     numbers = {
         field.name: field.default for field in fields if value_type(hints[field.name]) is float
     }
-    return {knob: OTHERWISE if value is None else value for knob, value in numbers.items()}
+    return {
+        hyperparameter: OTHERWISE if value is None else value
+        for hyperparameter, value in numbers.items()
+    }
 
 
 def rounds_of(name):
-    """Knobs -> (the state after two rounds, what clients predict with, what newcomers predict with)."""
+    """Hyperparameters -> (the state after two rounds, what clients predict with, what newcomers predict with)."""
     federation = toys.make_federation((3, 5, 2, 4))
     network = {"hidden": (3,)} | toys.required(name)
     problem = toys.make_problem(federation, optax.sgd(0.1), batch_size=2, **network)
     clients = jax.tree.map(jnp.asarray, federation.client_data)
     key = jax.random.key(0)
 
-    def play(knobs, learning_rate=0.1):
+    def play(hyperparameters, learning_rate=0.1):
         algorithm = toys.make_algorithm(
-            name, problem._replace(learning_rate=learning_rate), **knobs
+            name, problem._replace(learning_rate=learning_rate), **hyperparameters
         )
         one_round = make_round(algorithm, problem.plan, problem.cohort_size)
         state = toys.init(algorithm, problem, key, clients)
@@ -61,9 +64,12 @@ TRACED = [name for name in METHODS if numbers_of(name)]
 @pytest.mark.parametrize("name", ["fedavgm", "pfedme", "clustered"])  # of all: the slow test below
 def test_numbers_may_be_traced(name):
     play = rounds_of(name)
-    knobs = numbers_of(name)
-    traced = jax.eval_shape(play, {knob: jnp.float32(value) for knob, value in knobs.items()})
-    assert forms(traced) == forms(jax.eval_shape(lambda: play(knobs)))
+    hyperparameters = numbers_of(name)
+    traced = jax.eval_shape(
+        play,
+        {hyperparameter: jnp.float32(value) for hyperparameter, value in hyperparameters.items()},
+    )
+    assert forms(traced) == forms(jax.eval_shape(lambda: play(hyperparameters)))
 
 
 def test_the_learning_rate_may_be_traced():
@@ -75,6 +81,8 @@ def test_the_learning_rate_may_be_traced():
 @toys.each_method(among=TRACED, fast=("fedavgm",), slow=toys.VARIED)
 def test_a_traced_number_counts_as_it_does_in_python(name):
     play = rounds_of(name)
-    knobs = numbers_of(name)
-    traced = jax.jit(play)({knob: jnp.float32(value) for knob, value in knobs.items()})
-    toys.assert_trees_close(traced, jax.jit(lambda: play(knobs))(), rtol=1e-5, atol=1e-6)
+    hyperparameters = numbers_of(name)
+    traced = jax.jit(play)(
+        {hyperparameter: jnp.float32(value) for hyperparameter, value in hyperparameters.items()}
+    )
+    toys.assert_trees_close(traced, jax.jit(lambda: play(hyperparameters))(), rtol=1e-5, atol=1e-6)
