@@ -1,4 +1,4 @@
-"""Figures that several papers have: accuracy against a hyperparameter, and accuracy over rounds by the values of a hyperparameter."""
+"""Figures that several papers have: accuracy against a hyperparameter, and over rounds by its values."""
 
 from __future__ import annotations
 
@@ -102,6 +102,6 @@ def curves_panel(lines: Sequence[dict], over: str, title: str = "") -> Panel:
 
 
 def hyperparameter_curves(panels: Mapping[str, Sequence[dict]], over: str = "rounds") -> Figure:
-    """Plots accuracy over rounds or local epochs: one panel per hyperparameter, whose lines are as in `curves_panel`."""
+    """Plots accuracy over rounds or local epochs: one panel per hyperparameter, with lines as in `curves_panel`."""
     found = [curves_panel(lines, over, hyperparameter) for hyperparameter, lines in panels.items()]
     return draw(found, (5.2 * len(found), 4))

@@ -10,7 +10,7 @@ after each round what the state must hold, by dotted names of the state's entrie
             w = rounds.mean([rounds.descend(k, w) for k in rounds.clients])
             yield {"models": [w], "clients.own.model": own}
 
-    by_hand("ditto", ditto, hyperparameters={"strength": 2.0}, epochs=3)
+    by_hand("ditto", ditto, hyperparameters={"mu": 2.0}, epochs=3)
 
 Models are linear regressions, as vectors (d,) in float64 (`quadratics`), or, with `hidden` or `classes`, networks, as
 trees of float64 (`networks`).

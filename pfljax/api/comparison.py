@@ -59,7 +59,8 @@ Unseen = Annotated[
 Hyperparameters = Annotated[
     Mapping[str, Mapping[str, Sequence[Any]]] | bool,
     hyperparameter(
-        accepted="True, for the hyperparameters that each method's paper tunes, or values by title and hyperparameter"
+        accepted="True, for the hyperparameters that each method's paper tunes, or values by title and hyperparameter",
+        former="tune_knobs",  # former name
     ),
 ]
 Config = Callable[[str, Trial, Mapping[str, Any]], dict]
@@ -250,7 +251,7 @@ class Comparison:
         return None if folder is None or num == 1 else folder / f"failed-{number + 1}-of-{num}.json"
 
     def _train_method(self, entry: Entry, wait: bool) -> Trained:
-        """Chooses a method's rate and hyperparameters, and trains its cells; without `wait`, only those that are free."""
+        """Chooses a method's rate and hyperparameters, and trains its cells; without `wait`, only free ones."""
         num = len(self.trials)
         unknown = Trained([None] * num)
         first = list(self.entries).index(entry.title) * num

@@ -28,7 +28,7 @@ from pfljax.contract.speech import logger, with_former_say
 from pfljax.data import Federation, distinct_codes
 from pfljax.evaluation.metrics import score_of_task, sign_of
 from pfljax.evaluation.statistics import Trial
-from pfljax.folder import files, fingerprint, locks
+from pfljax.folder import files, fingerprint, former, locks
 from pfljax.local.training import LocalTraining
 from pfljax.report import terms
 from pfljax.run.experiment import Experiment, groups_alike
@@ -38,6 +38,8 @@ from pfljax.settings.method import numbers_of_groups
 from pfljax.training.loop import Rounds, Schedule
 
 T = TypeVar("T")
+# Values to try, by hyperparameter.
+Values = Mapping[str, Sequence[Any]] | Literal["paper"] | None
 DIVERGED = (np.nan, np.nan)
 WIDEN = 3  # further values of a grid whose edge wins
 SEEDS = (1000, 1001, 1002)  # of tuning, far from those that one reports
@@ -368,7 +370,7 @@ def earlier_scores(
         return np.nan if value is None else float(value)
 
     try:
-        before = files.read_json(path)
+        before = former.read_scores(path)
         scores = list(map(number, before["scores"]))
         losses = list(map(number, before["losses"]))
         points = [Point(**point) for point in before["points"]]
@@ -398,7 +400,7 @@ def other_scores(path: Path, different: Sequence[str]) -> ArgumentError:
 def check_scores(path: Path, about: Mapping[str, Any]) -> None:
     """Raises `ArgumentError` if a file has scores of another search, as far as that shows without its programs."""
     try:
-        before = files.read_json(path)
+        before = former.read_scores(path)
         different = changed_entries(before, about)
     # there is none, or it is damaged, and the search begins anew
     except (OSError, ValueError, TypeError, KeyError):
@@ -503,7 +505,7 @@ def tune(
     *,
     rounds: Rounds,
     rates: Annotated[Sequence[float], hyperparameter(above=0, distinct=True, empty=True)] = (),
-    hyperparameters: Mapping[str, Sequence[Any]] | Literal["paper"] | None = None,
+    hyperparameters: Annotated[Values, hyperparameter(former="knobs")] = None,  # former name
     in_turn: bool = True,
     widen: Annotated[int, hyperparameter(at_least=0, at_most=100)] = WIDEN,
     seeds: Seeds = SEEDS,

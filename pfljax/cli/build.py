@@ -294,7 +294,7 @@ def trials_of(settings: Settings) -> list[Trial]:
 
 
 def tuned_hyperparameters(settings: Settings, name: str) -> Mapping[str, Sequence[Any]]:
-    """Returns the hyperparameters that --tune_hyperparameters tunes, with their values: the paper's, except any on the command line."""
+    """Returns the values that --tune_hyperparameters tries: the paper's, except of any on the command line."""
     if not settings.tune_hyperparameters:
         return {}
     hyperparameters = tuning.papers_hyperparameters(method.get(name), settings.tell_groups)

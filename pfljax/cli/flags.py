@@ -193,7 +193,7 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
 
 
 def define_training(registry: flags.FlagValues, rounds: int = 150, scored: bool = True) -> None:
-    """Registers flags of training and every method's hyperparameters; those that read scores or attack only for `scored` runs."""
+    """Registers flags of training and of all methods; those that read scores or attack only for `scored` runs."""
     add = Group(WHAT, registry)
     add.declare(Network)
     add.declare(Adapting)

@@ -267,6 +267,7 @@ FORMER: Mapping[str, str] = {
     "missing_values": "data_missing",
     "synthetic.labels": "synthetic_labels",
     "unseen_clients": "unseen",
+    "tune_knobs": "tune_hyperparameters",  # former name
 }
 
 

@@ -21,10 +21,10 @@ from pfljax.settings.fields import (
     choices_of,
     fields_of,
     fits,
+    hyperparameter,
     in_their_case,
     is_union,
     item_type,
-    hyperparameter,
     out_of_range,
     plain,
     value_type,
@@ -254,7 +254,7 @@ class Group(NamedTuple):
         empty: bool = False,
         **limits: Any,
     ) -> None:
-        """Comma-separated values: int, float, any text, or some of the accepted words; `limits` as in `hyperparameter`."""
+        """Comma-separated values: int, float, any text, or accepted words; `limits` as in `hyperparameter`."""
         kind: Any = items if isinstance(items, type) else str
         words = () if isinstance(items, type) else tuple(items)
         limits = {"at_least": 1, **limits} if kind is int else limits

@@ -14,6 +14,7 @@ import numpy as np
 
 from pfljax.folder import files
 from pfljax.settings import method
+from pfljax.settings.fields import fields_of, present_names
 
 STATE = (
     "its checkpoints are those of an earlier version, whose states had another layout: the run cannot go on, and its "
@@ -62,6 +63,27 @@ def read_collaboration(path: Path) -> dict[str, np.ndarray]:
 def read_table(path: Path) -> list[dict[str, Any]]:
     """Reads the rows of a comparison's table.json."""
     return [renamed(row, METHOD) for row in files.read_json(path)]
+
+
+def read_scores(path: Path) -> dict[str, Any]:
+    """Reads the file of the scores of a search for hyperparameters, tuning.json."""
+    content = files.read_json(path)
+    names: dict[str, str] = {}
+    for program in content["programs"]:
+        for cls in method.METHODS.values():
+            if cls.__name__ == program["method"]:
+                names = present_names(fields_of(cls))
+
+    def renamed_point(point: Mapping[str, Any]) -> dict[str, Any]:
+        rate = point["learning_rate"]
+        values = point.get("hyperparameters", point.get("knobs", {}))  # former name
+        return {"learning_rate": rate, "hyperparameters": renamed(values, names)}
+
+    content["settings"] = renamed_settings(content["settings"])
+    content["points"] = [renamed_point(point) for point in content["points"]]
+    content["grid"] = [renamed_point(point) for point in content["grid"]]
+    content["at_edge"] = [names.get(name, name) for name in content["at_edge"]]
+    return content
 
 
 def read_scaling(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The terms on which methods are compared: what each knows, its budget, and how its rates and hyperparameters were chosen."""
+"""The terms on which methods are compared: what each was told, its budget, and how it was tuned."""
 
 from __future__ import annotations
 

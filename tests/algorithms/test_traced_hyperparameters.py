@@ -1,4 +1,4 @@
-"""Several values of a hyperparameter run in one kernel: `build` accepts traced numbers, with the same results as Python's."""
+"""Values of a hyperparameter share a kernel: `build` accepts traced numbers, with the same results as Python's."""
 
 import dataclasses
 import typing

@@ -369,7 +369,7 @@ OF_TRAINING = {
         STUDY, "client_privacy=None", "client_privacy=pfl.ClientPrivacy(1.0, 1.0)", "client_privacy"
     ),
     "another method": Edit(STUDY, "pfl.Ditto()", "pfl.FedAvg()", ""),
-    "a method's hyperparameter": Edit(STUDY, "pfl.Ditto()", "pfl.Ditto(strength=0.3)", "strength"),
+    "a method's hyperparameter": Edit(STUDY, "pfl.Ditto()", "pfl.Ditto(mu=0.3)", "mu"),
     "the validation examples": Edit(
         STUDY, "validation_fraction=0.2", "validation_fraction=0.3", ""
     ),

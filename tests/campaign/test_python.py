@@ -70,7 +70,7 @@ def with_local(**options):
 
 # Function, its arguments, and the argument that the line names, or words that it has.
 BY_HAND = [
-    (pfl.Ditto, {"strength": 0.1, "lam": 0.1}, "lam"),
+    (pfl.Ditto, {"mu": 0.1, "lam": 0.1}, "lam"),
     (lambda: pfl.Ditto(0.1, 0.2), {}, "arguments"),
     (lambda: pfl.LocalTraining(optax.sgd(0.1), 0.1), {}, "learning_rate"),
     (pfl.Privacy, {"noise_multiplier": 1.0}, "noise_multiplier"),

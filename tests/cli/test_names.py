@@ -58,6 +58,7 @@ OF_0_2 = (
         "synthetic.labels",
     ),
     "unseen_clients",
+    "tune_knobs",  # former name
 )
 
 

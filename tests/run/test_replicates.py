@@ -99,7 +99,7 @@ def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "hyperparameter", "store", "devices"),
     [
-        ("ditto", "strength", "disk", 1),
+        ("ditto", "mu", "disk", 1),
         ("fedfomo", "epsilon", "host", 1),
         pytest.param("federico", "beta", "device", 2, marks=pytest.mark.long),
     ],
