@@ -592,7 +592,7 @@ def field_of(flag: flags.Flag) -> Field | None:
     if getattr(flag, "arguments", ()):
         return declared()[flag.name]
     if isinstance(parser, Several):
-        return Field(flag.name, Sequence[parser.each.kind], flag.default, parser.each.limits)
+        return Field(flag.name, Sequence[parser.item.kind], flag.default, parser.item.limits)
     if isinstance(parser, Value):
         return Field(flag.name, parser.kind, flag.default, parser.limits)
     return Field(flag.name, bool, flag.default, {}) if flag.boolean else None

@@ -50,7 +50,8 @@ def text(doc: str, settings: Settings, methods: Sequence[str]) -> str:
 def _entry(flag: flags.Flag, settings: Settings) -> list[str]:
     """Returns a flag's lines: its name, what it sets, what it accepts and when it applies, and its default."""
     text = str(flag.help).removesuffix(".")
-    if text[1:2].islower():
+    first_word = text.partition(" ")[0]
+    if text[1:2].islower() and not first_word.endswith(":"):  # not a choice
         text = text[0].upper() + text[1:]
     text, _, default = text.partition(" Default: ")
     sentences = [f"{text.removesuffix('.')}."]

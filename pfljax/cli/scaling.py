@@ -51,7 +51,8 @@ from pfljax.contract.host import readable
 from pfljax.contract.pooled import Pooled
 from pfljax.contract.types import Split
 from pfljax.data import Federation, preparation, sources
-from pfljax.folder import files, fingerprint, folders, former
+from pfljax.folder import files, fingerprint, former
+from pfljax.folder.folders import said
 from pfljax.settings import method
 
 MOST_CLIENTS = 10**12  # more than fit in memory: each such cell reports that
@@ -307,7 +308,7 @@ def differences(before: dict, now: dict) -> list[str]:
     for name, value in now.items():
         value_before = before.get(name, value)
         if value_before != value:
-            texts.append(f"{name} was {folders.said(value_before)} and is {folders.said(value)}")
+            texts.append(f"{name} was {said(value_before)} and is {said(value)}")
     return texts
 
 

@@ -394,3 +394,22 @@ def test_a_grid_is_widened_as_often_as_allowed(monkeypatch):
         tuning = search(points, [0], run_of, 1, widen=widen)
         assert [point.learning_rate for point in tuning.points[len(points) :]] == further
         assert tuning.at_edge == at_edge
+
+
+def test_the_former_argument_is_accepted_with_a_warning(monkeypatch):
+    rated(monkeypatch, lambda rate, method: -abs(method.mu - 0.5))
+    common = {"rounds": 1, "rates": [0.1], "widen": 0, "seeds": [7]}
+    with pytest.warns(FutureWarning) as warned:
+        tuning = pfl.tune(
+            pfl.Ditto(),
+            FEDERATIONS[0],
+            MODEL,
+            LOCAL,
+            knobs={"strength": [0.1, 0.5]},  # former name
+            **common,
+        )
+    assert tuning.method == pfl.Ditto(mu=0.5)
+    assert [str(warning.message) for warning in warned] == [
+        "knobs is now hyperparameters",  # former name
+        "ditto.strength is now ditto.mu",
+    ]

@@ -299,3 +299,9 @@ def test_the_roc_curve_of_confident_predictions_has_their_order():
     assert measures.METRICS["auroc"](logits, y) == 1
     labels = measures.named(["auroc"], set(), "multilabel")["auroc"]
     assert labels(logits[:, 1:], y[:, None]) == 1
+
+
+def test_names_of_metrics_may_be_in_any_case():
+    found = measures.named(["F1", "AUROC"], set(), "classification")
+    assert found == measures.named(["f1", "auroc"], set(), "classification")
+    assert [*found] == ["f1", "auroc"]

@@ -12,7 +12,7 @@ from shared_runs import EVAL_EVERY, MODEL, ONE_DEVICE, ROUNDS, compare_local_and
 import pfljax as pfl
 from pfljax import report
 from pfljax.contract.errors import ArgumentError
-from pfljax.folder import files, manifest
+from pfljax.folder import files, former, manifest
 from pfljax.report import watching
 from pfljax.report.run_data import RunData
 
@@ -135,3 +135,36 @@ def test_finished_cells_of_a_comparison_are_read(finished_comparison, tmp_path):
     assert [row["method"] for row in table.rows] == ["local", "fedavg"]
     assert files.plain(table.rows) == files.plain(finished_comparison.table.rows)
     assert {run: (run / "summary.json").read_bytes() for run in runs} == before
+
+
+def test_settings_have_the_present_names_of_hyperparameters():
+    before = {
+        "--fedprox.mu": 0.1,
+        "--ditto.strength": 0.5,
+        "--feddbe.mu": 0.9,
+        "algorithm": "ditto",
+    }
+    assert former.renamed_settings(before) == {
+        "--fedprox.mu": 0.1,
+        "--ditto.mu": 0.5,
+        "--feddbe.beta": 0.9,
+        "method": "ditto",
+    }
+
+
+def test_scores_of_a_search_have_the_present_names(tmp_path):
+    point = {"learning_rate": 0.1, "knobs": {"rate": 0.3, "tau": 0.1}}  # former name
+    content = {
+        "settings": {"--fedadam.rate": 0.01},
+        "programs": [{"method": "FedAdam"}],
+        "points": [point],
+        "grid": [point],
+        "at_edge": ["rate", "learning_rate"],
+    }
+    files.write_json(tmp_path / "tuning.json", content)
+    values = {"server_learning_rate": 0.3, "tau": 0.1}
+    expected = {"learning_rate": 0.1, "hyperparameters": values}
+    scores = former.read_scores(tmp_path / "tuning.json")
+    assert scores["points"] == scores["grid"] == [expected]
+    assert scores["at_edge"] == ["server_learning_rate", "learning_rate"]
+    assert scores["settings"] == {"--fedadam.server_learning_rate": 0.01}

@@ -5,6 +5,7 @@ from typing import Literal
 
 import pytest
 
+import pfljax as pfl
 from pfljax import algorithms as algorithms
 from pfljax.contract.errors import ArgumentError
 from pfljax.settings.fields import fields_of, present_names
@@ -183,3 +184,9 @@ def test_a_name_may_be_in_any_case():
     assert get("FedAvg") is get("fedavg") is algorithms.FedAvg
     with pytest.raises(ArgumentError, match=r"did you mean fedprox"):
         get("FedPrx")
+
+
+def test_the_former_name_of_hyperparameter_still_works():
+    with pytest.warns(FutureWarning, match=r"^knob is now hyperparameter$"):  # former name
+        field = pfl.knob(0.5, at_least=0)  # former name
+    assert (field.default, field.metadata["at_least"]) == (0.5, 0)

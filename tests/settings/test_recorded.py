@@ -161,3 +161,9 @@ def test_functions_are_never_called():
     }
     with pytest.raises(ArgumentError, match="system is no dataclass"):
         recorded.restored(called, "model")
+
+
+def test_a_record_with_the_former_name_of_a_field_is_restored():
+    record = json.loads(json.dumps(recorded.recorded(pfl.Ditto(mu=0.7))))
+    record["fields"]["strength"] = record["fields"].pop("mu")
+    assert recorded.restored(record, "method") == pfl.Ditto(mu=0.7)
