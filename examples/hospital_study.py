@@ -54,7 +54,11 @@ def write_patients(path: Path, seed: int = 0) -> None:
 
 
 def study(
-    table: Path, out: Path, rounds: int = 30, seeds: range = range(5), rates: tuple = (0.03, 0.1, 0.3)
+    table: Path,
+    out: Path,
+    rounds: int = 30,
+    seeds: range = range(5),
+    rates: tuple = (0.03, 0.1, 0.3),
 ) -> pfl.Table:
     """Compares four tuned methods and writes tables by method and by hospital, and a figure."""
     clients = pfl.data.read(

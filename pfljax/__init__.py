@@ -153,7 +153,7 @@ _FORMER = {
     "Trained": "author.Trained",
     "Upload": "author.Upload",
     "WandB": "trackers.WandB",
-    "hyperparameter": "author.hyperparameter",
+    "knob": "author.hyperparameter",
     "method": "author.method",
     "metric": "metrics.metric",
     "tree": "author.tree",

@@ -25,8 +25,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.problem import Pair, Personal, Problem
 from pfljax.local.solver import Slope, Solver
-from pfljax.settings.method import hyperparameter as hyperparameter
-from pfljax.settings.method import method
+from pfljax.settings.method import hyperparameter, method
 
 __all__ = [
     "Aggregate",

@@ -30,7 +30,7 @@ FORMER = """
 METHODS Aggregate Algorithm ArgumentError Attack ClientContext ClientData ClientOutput ClientPrivacy Clock Cohort
 Collaboration Compression Evaluation Execution Faults Federation First Ledger LocalTraining MLflow Mixture Model
 Networks Pair Personal Prediction Privacy Problem Report Result Run RunError Server Simulation Slope Solver Start State
-Table TensorBoard Told Topology Traffic Trained Tuning Upload WandB adapters compare data estimate hyperparameter load
+Table TensorBoard Told Topology Traffic Trained Tuning Upload WandB adapters compare data estimate knob load
 method metric models partitions patience train_replicates tree tune weights
 """
 

@@ -176,10 +176,14 @@ def fedntd(folder: Path) -> Cells:
 
     return {
         "FedNTD": Cell(
-            pfl.FedNTD(distillation=1.0, temperature=3.0), ours, play("fedntd", beta=1.0, tau=3.0)
+            pfl.methods.FedNTD(distillation=1.0, temperature=3.0),
+            ours,
+            play("fedntd", beta=1.0, tau=3.0),
         ),
         "FedAvg": Cell(pfl.FedAvg(), ours, play("fedavg")),
-        "FedAvgM": Cell(pfl.FedAvgM(server_momentum=0.7), ours, play("fedavgm", avgm_beta=0.7)),
+        "FedAvgM": Cell(
+            pfl.methods.FedAvgM(server_momentum=0.7), ours, play("fedavgm", avgm_beta=0.7)
+        ),
         "FedProx": Cell(pfl.FedProx(mu=0.1), ours, play("fedprox", mu=0.1)),
         "FedNova": Cell(pfl.FedNova(), ours, play("fednova", nova_ccvr=False)),
         "MOON": Cell(pfl.MOON(mu=1.0, temperature=0.5), ours, play("moon", mu=1.0, tau=0.5)),
@@ -277,7 +281,7 @@ def feddbe(folder: Path) -> Cells:
     def mine(state):
         return ours(state) | {"own": state.rows.params}
 
-    return {"FedDBE": Cell(pfl.FedDBE(alignment=10.0, beta=0.5), mine, play, note=note)}
+    return {"FedDBE": Cell(pfl.methods.FedDBE(alignment=10.0, beta=0.5), mine, play, note=note)}
 
 
 def valve_of(client: Any) -> dict:
@@ -357,7 +361,9 @@ def gpfl(folder: Path) -> Cells:
     note += "those received"
     local = {"batch_size": 1, "epochs": 1, "learning_rate": 0.01}
     return {
-        "GPFL": Cell(pfl.GPFL(alignment=0.01, weight_decay=0.1), mine, play, local=local, note=note)
+        "GPFL": Cell(
+            pfl.methods.GPFL(alignment=0.01, weight_decay=0.1), mine, play, local=local, note=note
+        )
     }
 
 
@@ -692,7 +698,7 @@ def fedproto(folder: Path) -> Cells:
     absent = ("torchvision", "torchvision.models", "tensorboardX")
     return {
         "FedProto": Cell(
-            pfl.FedProto(alignment=1.0, predict="head"),
+            pfl.methods.FedProto(alignment=1.0, predict="head"),
             lambda state: {"personal": state.rows.params, "prototypes": state.models.mean},
             playing(folder / "exps", run_fedproto, absent=absent),
             sizes=EQUAL,
@@ -887,7 +893,7 @@ def pfedgraph(folder: Path) -> Cells:
     """MediaBrain-SJTU/pFedGraph."""
     return {
         "pFedGraph": Cell(
-            pfl.PFedGraph(alpha=0.8, mu=0.0),
+            pfl.methods.PFedGraph(alpha=0.8, mu=0.0),
             lambda state: {"models": state.models, "graph": state.server.state.graph},
             playing(
                 folder / "pytorch",

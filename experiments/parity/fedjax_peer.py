@@ -163,7 +163,7 @@ def cells(folder: Path) -> dict[str, Cell | Apart]:
     return {
         "FedAvg": Cell(pfl.FedAvg(), ours, Player(folder, average)),
         "FedAvgM": Cell(
-            pfl.FedAvgM(server_momentum=0.9),
+            pfl.methods.FedAvgM(server_momentum=0.9),
             ours,
             Player(folder, with_momentum),
             local={"learning_rate": RATE},

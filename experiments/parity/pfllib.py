@@ -258,7 +258,7 @@ def with_one_model(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
             pfl.MOON(mu=1.0, temperature=0.5), ours, play("servermoon.MOON", whole, mu=1.0, tau=0.5)
         ),
         "FedNTD": Cell(
-            pfl.FedNTD(distillation=1.0, temperature=1.0),
+            pfl.methods.FedNTD(distillation=1.0, temperature=1.0),
             ours,
             play("serverntd.FedNTD", whole, beta=1.0, tau=1.0),
             sizes=EQUAL,
@@ -337,7 +337,7 @@ def with_own_models(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
             note="share=1; their weights' first learning fixed to 10 passes; scored after local training",
         ),
         "FedProto": Cell(
-            pfl.FedProto(alignment=1.0, mean="uniform"),
+            pfl.methods.FedProto(alignment=1.0, mean="uniform"),
             lambda state: {"personal": state.rows.params, "prototypes": state.models.mean},
             play(
                 "serverproto.FedProto",

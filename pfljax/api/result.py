@@ -367,7 +367,7 @@ class Result:
             >>> import numpy as np
             >>> import pfljax as pfl
             >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
-            >>> run = pfl.Run(pfl.FedEM(components=2), clients, pfl.models.MLP(hidden=(4,)))
+            >>> run = pfl.Run(pfl.methods.FedEM(components=2), clients, pfl.models.MLP(hidden=(4,)))
             >>> result = run.train(rounds=2, progress=False)
             >>> module, variables = result.export(client=1)
             >>> variables["params"]["Dense_0"]["kernel"].shape

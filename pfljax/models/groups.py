@@ -33,7 +33,7 @@ class Networks:
     Examples:
         >>> import pfljax as pfl
         >>> networks = {"small": pfl.models.MLP((8,)), "wide": pfl.models.MLP((32,))}
-        >>> pfl.Networks(networks, clients=["small", "small", "wide"]).names
+        >>> pfl.models.Networks(networks, clients=["small", "small", "wide"]).names
         ('small', 'wide')
     """
 

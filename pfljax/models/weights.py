@@ -174,7 +174,7 @@ class Saved(Frozen):
         >>> safetensors.flax.save_file(weights, file)
         >>> network = pfl.models.MLP((), outputs=3)
         >>> x = jnp.zeros((1, 5))
-        >>> model = pfl.Model(network, x, frozen=pfl.weights.Saved(file), trainable="bias")
+        >>> model = pfl.Model(network, x, frozen=pfl.models.weights.Saved(file), trainable="bias")
         >>> model.apply(model.init(jax.random.key(0)), jnp.ones((1, 5))).tolist()
         [[5.0, 5.0, 5.0]]
     """

@@ -23,7 +23,7 @@ def digits(split):
 
 
 def diverging():
-    return pfl.FedAvgM(server_learning_rate=1e38)
+    return pfl.methods.FedAvgM(server_learning_rate=1e38)
 
 
 def test_the_page_says_which_method_failed_and_why(tmp_path):

@@ -290,7 +290,7 @@ def test_an_exported_nnx_module_has_the_client_s_parameters(clients, x, tmp_path
 
 @pytest.mark.long
 def test_a_client_that_needs_more_than_models_is_not_exported(clients):
-    result = trained(pfl.KNNPer(), clients)
+    result = trained(pfl.methods.KNNPer(), clients)
     with pytest.raises(
         pfl.ArgumentError, match=r"^client=1: predicts with more than .*; use result.predict$"
     ):
@@ -303,9 +303,9 @@ def test_a_client_that_needs_more_than_models_is_not_exported(clients):
 @pytest.mark.parametrize(
     ("method", "model"),
     [
-        (pfl.FedEM(components=2), MODEL),
+        (pfl.methods.FedEM(components=2), MODEL),
         pytest.param(pfl.FedeRiCo(neighbors=2), toys.Normalized, marks=pytest.mark.long),
-        pytest.param(pfl.FedFomo(), MODEL, marks=pytest.mark.long),
+        pytest.param(pfl.methods.FedFomo(), MODEL, marks=pytest.mark.long),
     ],
 )
 def test_a_mixture_is_exported_as_an_ensemble(method, model, clients, x, tmp_path):
@@ -325,7 +325,7 @@ def test_a_mixture_is_exported_as_an_ensemble(method, model, clients, x, tmp_pat
 
 @pytest.mark.long
 def test_an_ensemble_of_nnx_modules_predicts_as_its_client(clients, x):
-    result = trained(pfl.FedEM(components=2), clients, OfNNX)
+    result = trained(pfl.methods.FedEM(components=2), clients, OfNNX)
     module, state = result.export(client=1)
     np.testing.assert_allclose(jax.nn.softmax(module(x)), result.predict(x, client=1), atol=1e-6)
     assert module.weights.get_value().shape == (2,)

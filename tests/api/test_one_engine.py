@@ -126,7 +126,7 @@ CASES = {
     ),
     "a method fails": Case(
         f"--methods=local,fedavgm --fedavgm.server_learning_rate=1e38 --reference=local {RATE}",
-        [pfl.Local(), pfl.FedAvgM(server_learning_rate=1e38)],
+        [pfl.Local(), pfl.methods.FedAvgM(server_learning_rate=1e38)],
         digits(),
         sgd(),
         {"reference": "local"},
@@ -167,7 +167,7 @@ CASES = {
     ),
     "the reference fails": Case(
         f"--methods=local,fedavgm --fedavgm.server_learning_rate=1e38 --reference=fedavgm {RATE}",
-        [pfl.Local(), pfl.FedAvgM(server_learning_rate=1e38)],
+        [pfl.Local(), pfl.methods.FedAvgM(server_learning_rate=1e38)],
         digits(),
         sgd(),
         {"reference": "fedavgm"},
@@ -175,7 +175,7 @@ CASES = {
     ),
     "all methods fail": Case(
         f"--methods=fedavgm --fedavgm.server_learning_rate=1e38 {RATE}",
-        [pfl.FedAvgM(server_learning_rate=1e38)],
+        [pfl.methods.FedAvgM(server_learning_rate=1e38)],
         digits(),
         sgd(),
         {},
@@ -183,7 +183,7 @@ CASES = {
     ),
     "tuning fails": Case(
         "--methods=local,fedavgm --fedavgm.server_learning_rate=1e38 --tune=0.1,1 --tune_widen=0",
-        [pfl.Local(), pfl.FedAvgM(server_learning_rate=1e38)],
+        [pfl.Local(), pfl.methods.FedAvgM(server_learning_rate=1e38)],
         digits(0.25),
         sgd(),
         {"tune": [0.1, 1.0], "tune_widen": 0},

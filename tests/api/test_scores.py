@@ -290,9 +290,9 @@ def test_a_run_s_score_is_chosen_by_name_or_function():
 
     chosen = run(score="AUROC").experiment
     assert (chosen.score_name, chosen.measures, chosen.lower_is_better) == ("auroc", ["auroc"], [])
-    chosen = run(score=pfl.metric(mae, higher_is_better=False)).experiment
+    chosen = run(score=pfl.metrics.metric(mae, higher_is_better=False)).experiment
     assert (chosen.score_name, chosen.lower_is_better) == ("mae", ["mae"])
-    chosen = run(metrics={"Error": pfl.metric(mae, higher_is_better=False)}, score="error")
+    chosen = run(metrics={"Error": pfl.metrics.metric(mae, higher_is_better=False)}, score="error")
     assert chosen.experiment.score_name == "Error"
     assert run(score="Loss").experiment.score_name == "loss"
     assert run().experiment.score_name == "accuracy" and run().experiment.measures == []

@@ -30,7 +30,9 @@ KINDS = [
     pytest.param(
         {"execution": pfl.Execution(client_store="disk")}, LABELS, id="disk", marks=pytest.mark.long
     ),
-    pytest.param({"method": pfl.FedEM(components=2)}, LABELS, id="mixture", marks=pytest.mark.long),
+    pytest.param(
+        {"method": pfl.methods.FedEM(components=2)}, LABELS, id="mixture", marks=pytest.mark.long
+    ),
 ]
 
 
