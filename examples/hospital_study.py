@@ -6,8 +6,8 @@ The hospitals have 30 to 2,000 patients. The table has numbers, words and missin
 that says who is a test patient. On the command line, the same study is
 
     pfljax compare --dataset=csv --data_file=patients.csv --data_label=died --data_client=hospital \
-      --data_test=is_test --data_categorical=ward --fill=mean --methods=local,fedavg,ditto,fedper --model=mlp --hidden=16 --rounds=30 \
-      --seeds=0,1,2,3,4 --tune --score=auroc --reference=local --out=runs/hospitals
+      --data_test=is_test --data_categorical=ward --fill=mean --methods=local,fedavg,ditto,fedper \
+      --model=mlp --hidden=16 --rounds=30 --seeds=0,1,2,3,4 --tune --score=auroc --reference=local --out=runs/hospitals
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Gossip:
             change = pfl.author.tree.subtract(trained.params, own)
             upload = pfl.author.Upload(update=pfl.author.tree.stack_one(change))
             return pfl.author.ClientOutput(
-                row=trained.opt_state, upload=upload, told=pfl.author.Told(loss)
+                row=trained.opt_state, upload=upload, report=pfl.author.ClientReport(loss)
             )
 
         # ---- The owners of the models: here, the clients.
@@ -68,11 +68,11 @@ class Gossip:
 
         # ---- What a client predicts with: its own model. A newcomer trains one alone.
 
-        def whom(context, row, size) -> pfl.author.Mixture:
+        def select_models(context, row, size) -> pfl.author.Mixture:
             return pfl.author.Mixture(context.client[None], jnp.ones((1,)))
 
         def adapt(context, models, data) -> pfl.author.Prediction:
-            return pfl.author.Prediction.one(problem.train_newcomer(context, data))
+            return pfl.author.Prediction.single(problem.train_newcomer(context, data))
 
         return pfl.author.Algorithm(
             topology=pfl.author.Topology.PEERS,
@@ -80,10 +80,10 @@ class Gossip:
             download=download,
             client_update=client_update,
             server_update=server_update,
-            whom=whom,
+            select_models=select_models,
             adapt=adapt,
             ledger=pfl.author.Ledger(gradients=1),
-            report=pfl.author.Report(scored="each client's own model"),
+            report=pfl.author.MethodReport(scored="each client's own model"),
         )
 
 

@@ -40,11 +40,11 @@ class FedClip:
             length = jnp.sqrt(pfl.author.tree.inner(update, update))
             share = jnp.minimum(1, self.norm / jnp.maximum(length, 1e-12))
             clipped = pfl.author.tree.scale(update, share)
-            return trained._replace(models=clipped, told={"cut": length > self.norm})
+            return trained._replace(models=clipped, report={"cut": length > self.norm})
 
         def server_step(received: Received, server) -> ServerStep:
             """theta <- theta + sum_k n_k d_k / sum_k n_k is what `averaging` does; here is only a metric."""
-            return ServerStep(metrics={"clients_cut": received.told["cut"].mean()})
+            return ServerStep(metrics={"clients_cut": received.report["cut"].mean()})
 
         return averaging(
             problem,

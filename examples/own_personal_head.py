@@ -48,7 +48,7 @@ class PersonalHead:
             shared=body,
             phases=[Phase(head, objective=near_start), Phase(body)],
             server_optimizer=optax.sgd(1.0, self.momentum),
-            report=pfl.author.Report(scored="each client's own head on the shared body"),
+            report=pfl.author.MethodReport(scored="each client's own head on the shared body"),
         )
 
 

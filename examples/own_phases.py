@@ -39,7 +39,7 @@ class BodyFirst:
             return pfl.author.tree.complement(head(params))
 
         phases = [Phase(body, self.body_epochs), Phase(head, self.head_epochs)]
-        report = pfl.author.Report(scored="each client's own head on the shared body")
+        report = pfl.author.MethodReport(scored="each client's own head on the shared body")
         return sharing_layers(problem, body, phases=phases, report=report)
 
 

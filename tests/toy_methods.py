@@ -8,11 +8,11 @@ from pfljax.contract.types import (
     Algorithm,
     ClientData,
     ClientOutput,
+    ClientReport,
     First,
     Ledger,
     Split,
     Start,
-    Told,
     Topology,
     Upload,
 )
@@ -36,14 +36,14 @@ def data_of(sizes, seed=0):
 
 def idle(context, models, row, data):
     """A client that does nothing."""
-    return ClientOutput(row, Upload(), Told(jnp.zeros(())))
+    return ClientOutput(row, Upload(), ClientReport(jnp.zeros(())))
 
 
 def step_to_mean(context, models, row, data):
     """A client that moves each received model to the mean of its examples, and counts its rounds."""
     x = data.train.x[...].sum(axis=0) / jnp.maximum(data.train.size, 1)
     moved = jax.tree.map(lambda leaf: leaf + 0.5 * (x - leaf), models)
-    return ClientOutput(row + 1, Upload(moved), Told(jnp.square(models["w"] - x).sum()))
+    return ClientOutput(row + 1, Upload(moved), ClientReport(jnp.square(models["w"] - x).sum()))
 
 
 def make(client_update=idle, *, topology="shared", num_models=1, server=(), **fields):

@@ -62,12 +62,14 @@ class AFL:
             # w_k, with weight lambda_k.
             trained = problem.fit(context, models, data.train)
             weight = jnp.where(has_examples, context.server[context.client], 0)
-            told = {"start": jnp.where(has_examples, loss, 0), "client": context.client}
-            return trained._replace(weight=weight, told=told)
+            report = {"start": jnp.where(has_examples, loss, 0), "client": context.client}
+            return trained._replace(weight=weight, report=report)
 
         def server_step(received: Received, weights: Array) -> ServerStep:
             # lambda <- projection onto the simplex of lambda + rate F
-            losses = jnp.zeros_like(weights).at[received.told["client"]].add(received.told["start"])
+            losses = (
+                jnp.zeros_like(weights).at[received.report["client"]].add(received.report["start"])
+            )
             projected = projection_simplex(weights + self.weights_learning_rate * losses)
             weights = jnp.where(self.weights_learning_rate > 0, projected, weights)
             metrics = {"clients_that_count": (weights > 0).sum()}

@@ -30,9 +30,9 @@ from pfljax.contract.types import (
     ClientData,
     Key,
     Ledger,
+    MethodReport,
     Params,
     Prediction,
-    Report,
     Trained,
 )
 from pfljax.local.batches import Batch
@@ -84,10 +84,10 @@ class APFL:
             v = params.personal
 
             # w_k <- w_k - eta grad f(w_k)
-            w_slope = slope(solver.mean_loss, w, statistics.shared, batch.of_model(0))
+            w_slope = slope(solver.mean_loss, w, statistics.shared, batch.for_model(0))
             # v_k <- v_k - eta alpha_k grad f(m)
             m = mixture(alpha, v, w)
-            m_slope = slope(solver.mean_loss, m, statistics.personal, batch.of_model(1))
+            m_slope = slope(solver.mean_loss, m, statistics.personal, batch.for_model(1))
             v_slope = m_slope._replace(gradient=tree.scale(m_slope.gradient, alpha))
 
             # On the first mini-batch alpha_k <- alpha_k - rate <v_k - w_k, grad f(m)>  (Eq. 10)
@@ -113,7 +113,9 @@ class APFL:
         def predict(
             context: ClientContext, models: Params, row: Row, data: ClientData
         ) -> Prediction:
-            return Prediction.one(mixed_model(row.alpha, row.personal.params, tree.first(models)))
+            return Prediction.single(
+                mixed_model(row.alpha, row.personal.params, tree.first(models))
+            )
 
         def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
             """Newcomers train v through the mixture with w, at the initial alpha."""
@@ -125,7 +127,7 @@ class APFL:
                 return solver.mean_loss(mixture(alpha, v, w), batch)
 
             own_model = problem.train_newcomer(context, data, objective, start=global_model)
-            return Prediction.one(mixed_model(alpha, own_model, global_model))
+            return Prediction.single(mixed_model(alpha, own_model, global_model))
 
         return averaging(
             problem,
@@ -135,10 +137,14 @@ class APFL:
             predict=predict,
             adapt=adapt,
             global_model=received_model,
-            report=Report(scored="each client's mixture of its own and the global parameters"),
+            report=MethodReport(
+                scored="each client's mixture of its own and the global parameters"
+            ),
         )
 
 
 def mixture(alpha: Array, v: Params, w: Params) -> Params:
     """m = alpha v + (1 - alpha) w."""
-    return jax.tree.map(lambda own, shared: alpha * own + (1 - alpha) * shared, v, w)
+    return jax.tree.map(
+        lambda personal_leaf, shared: alpha * personal_leaf + (1 - alpha) * shared, v, w
+    )

@@ -47,19 +47,19 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     Cohort,
     First,
     Key,
     Ledger,
+    MethodReport,
     Metrics,
     Mixture,
     Params,
     Prediction,
     PyTree,
-    Report,
     Start,
     State,
-    Told,
     Topology,
     Traffic,
     Upload,
@@ -191,16 +191,16 @@ class APPLE:
                     return mixture(p, core, other_params)
 
                 params, pull_back = jax.vjp(personal_params, core, relation.p)
-                found = slope(solver.mean_loss, params, statistics, batch_at(0))
+                core_slope = slope(solver.mean_loss, params, statistics, batch_at(0))
 
                 # p_kk g, for the step w_k <- w_k - eta p_kk g, and <w_j, g>
-                core_gradient, p_gradient = pull_back(found.gradient)
+                core_gradient, p_gradient = pull_back(core_slope.gradient)
 
                 # p_kj <- p_kj - rate (<w_j, g> + lambda(r) mu (p_kj - p0_j))
                 velocity = self.weights_momentum * relation.velocity + p_gradient
                 velocity = velocity + pull * (relation.p - p0)
                 relation = Relation(relation.p - self.weights_learning_rate * velocity, velocity)
-                return found._replace(gradient=core_gradient), relation
+                return core_slope._replace(gradient=core_gradient), relation
 
             core, statistics = solver.without_statistics(tree.first(models))
             trained, loss, relation = solver.train(
@@ -218,7 +218,7 @@ class APPLE:
                 copies=copies if num_stale else (),
             )
             upload = Upload(tree.stack_one(trained.whole))
-            return ClientOutput(row=new_row, upload=upload, told=Told(loss))
+            return ClientOutput(row=new_row, upload=upload, report=ClientReport(loss))
 
         # ---- The server.
 
@@ -237,7 +237,7 @@ class APPLE:
             """p_k (K,), by the clients' numbers."""
             return context.server + row.moved
 
-        def whom(context: ClientContext, row: Row, size: Array) -> Mixture:
+        def select_models(context: ClientContext, row: Row, size: Array) -> Mixture:
             index = draw_cores(jax.random.fold_in(context.key, context.round), context.client)
             return parameters.by_size(index, relation_of(context, row)[index])
 
@@ -248,11 +248,11 @@ class APPLE:
             p = relation_of(context, row)[ordered(context.client, num_clients)]
             core, statistics = solver.without_statistics(tree.first(models))
             others, _ = solver.without_statistics(other_cores(context, models, row))
-            return Prediction.one(joined(mixture(p, core, others), statistics))
+            return Prediction.single(joined(mixture(p, core, others), statistics))
 
         def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
             mean = tree.mix(context.server, models)
-            return Prediction.one(problem.train_newcomer(context, data, start=mean))
+            return Prediction.single(problem.train_newcomer(context, data, start=mean))
 
         # ---- Accounting.
 
@@ -273,13 +273,13 @@ class APPLE:
             download=download,
             client_update=client_update,
             server_update=server_update,
-            whom=whom,
+            select_models=select_models,
             predict=predict,
             adapt=adapt,
             topology=Topology.SHARED,
             sends="models",
             ledger=Ledger(gradients=1),
-            report=Report(
+            report=MethodReport(
                 scored="each client's mixture of core models",
                 collaboration=heaviest,
                 topology=Topology.PEERS,
@@ -295,8 +295,8 @@ def ordered(client: Array, num_clients: int) -> Array:
 
 def mixture(p: Array, core: Params, others: Params) -> Params:
     """sum_j p_kj w_j, from p_k (K,) in the order of `ordered`, w_k (...) and the other w_j (K - 1, ...)."""
-    of_others = tree.mix(p[1:], others)
-    return tree.add(tree.scale(core, p[0]), of_others)
+    others_part = tree.mix(p[1:], others)
+    return tree.add(tree.scale(core, p[0]), others_part)
 
 
 def other_cores(context: ClientContext, models: Params, row: Row) -> Params:

@@ -34,11 +34,11 @@ from pfljax.contract.types import (
     ClientData,
     Key,
     Ledger,
+    MethodReport,
     Metrics,
     Params,
     Prediction,
     PyTree,
-    Report,
     State,
     Trained,
 )
@@ -136,7 +136,9 @@ class CCVR:
             ),
             first_server=first_server,
             predict=predict,
-            report=Report(scored="the global model of the round's start with a calibrated head"),
+            report=MethodReport(
+                scored="the global model of the round's start with a calibrated head"
+            ),
             sends="sums",  # of features, next to the models
         )
 

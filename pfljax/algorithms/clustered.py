@@ -42,18 +42,18 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     Cohort,
     Key,
     Ledger,
+    MethodReport,
     Metrics,
     Mixture,
     Params,
     Prediction,
     PyTree,
-    Report,
     Start,
     State,
-    Told,
     Topology,
     Upload,
 )
@@ -128,7 +128,7 @@ class ClusteredFL:
             return ClientOutput(
                 row=(),
                 upload=Upload(update, sums={"num_examples": num_examples}),
-                told=Told(trained.losses[0]),
+                report=ClientReport(trained.losses[0]),
                 opt_state=trained.opt_state,
                 sent=num_examples > 0,
             )
@@ -173,7 +173,7 @@ class ClusteredFL:
 
         # ---- What a client predicts with.
 
-        def whom(context: ClientContext, row: PyTree, size: Array) -> Mixture:
+        def select_models(context: ClientContext, row: PyTree, size: Array) -> Mixture:
             return Mixture(context.client[None], jnp.ones((1,)))
 
         def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
@@ -189,11 +189,11 @@ class ClusteredFL:
             download=download,
             client_update=client_update,
             server_update=server_update,
-            whom=whom,
+            select_models=select_models,
             adapt=adapt,
             topology=Topology.SHARED,
             ledger=Ledger(gradients=1),
-            report=Report(
+            report=MethodReport(
                 scored="the model of each client's cluster",
                 collaboration=collaboration,
                 topology=Topology.PEERS,

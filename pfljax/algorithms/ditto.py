@@ -86,7 +86,7 @@ class Ditto:
             params = problem.train_newcomer(
                 context, data, near(global_params), start=global_params, number=1
             )
-            return Prediction.one(params)
+            return Prediction.single(params)
 
         return averaging(
             problem,

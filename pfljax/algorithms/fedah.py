@@ -34,10 +34,10 @@ from pfljax.contract.types import (
     ClientData,
     Key,
     Ledger,
+    MethodReport,
     Params,
     Prediction,
     PyTree,
-    Report,
     Split,
     Trained,
 )
@@ -133,15 +133,15 @@ class FedAH:
             """The head from which its next round would start, or its own, on the received body."""
             received = tree.first(models)
             if self.predict == "own":
-                return Prediction.one(tree.combine(row.head, received))
+                return Prediction.single(tree.combine(row.head, received))
             model, _ = aggregate_head(context, row, received, data.train)
-            return Prediction.one(model)
+            return Prediction.single(model)
 
         def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
             """Newcomers train their own head from psi, with theta fixed."""
             start = tree.first(models)
             head_problem = problem.part(is_head(start)).with_epochs(self.head_epochs)
-            return Prediction.one(head_problem.train_newcomer(context, data, start=start))
+            return Prediction.single(head_problem.train_newcomer(context, data, start=start))
 
         passes = 2 * problem.passes(self.head_epochs) + problem.passes(self.body_epochs)
         return averaging(
@@ -152,5 +152,5 @@ class FedAH:
             predict=predict,
             adapt=adapt,
             global_model=received_model if self.predict == "own" else None,
-            report=Report(scored=f"the global body with each client's {self.predict} head"),
+            report=MethodReport(scored=f"the global body with each client's {self.predict} head"),
         )

@@ -37,10 +37,10 @@ from pfljax.contract.types import (
     ClientData,
     Key,
     Ledger,
+    MethodReport,
     Params,
     Prediction,
     PyTree,
-    Report,
     Split,
     Trained,
 )
@@ -140,8 +140,8 @@ class FedALA:
             context, models = problem.whole(context, models)
             start, weights = begin(context, row, tree.first(models), data.train)
             trained = problem.fit(context, tree.stack_one(start), data.train)
-            own = tree.first(trained.models)
-            return trained._replace(row=Row(own, weights, row.num_rounds + 1))
+            personal = tree.first(trained.models)
+            return trained._replace(row=Row(personal, weights, row.num_rounds + 1))
 
         # ---- What a client predicts with.
 
@@ -150,14 +150,14 @@ class FedALA:
         ) -> Prediction:
             """theta_k, or what its next round would start from."""
             if self.predict == "after":
-                return Prediction.one(row.model)
+                return Prediction.single(row.model)
             start, _ = begin(context, row, tree.first(models), data.train)
-            return Prediction.one(start)
+            return Prediction.single(start)
 
         def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
             """Newcomers play a first round: they train theta."""
             theta = tree.first(models)
-            return Prediction.one(problem.train_newcomer(context, data, start=theta, rounds=1))
+            return Prediction.single(problem.train_newcomer(context, data, start=theta, rounds=1))
 
         passes_of_weights = problem.passes(self.first_passes if self.layers > 0 else 0)
         return averaging(
@@ -167,8 +167,8 @@ class FedALA:
             first_row=first_row,
             predict=predict,
             adapt=adapt,
-            global_model=received_model if self.scored == "after" else None,
-            report=Report(
+            global_model=received_model if self.predict == "after" else None,
+            report=MethodReport(
                 scored=f"each client's model {self.predict} local training",
                 facts=(("mixed layers", self.layers),),
             ),

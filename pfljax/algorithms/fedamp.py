@@ -34,16 +34,16 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     First,
     Key,
+    MethodReport,
     Metrics,
     Params,
     Prediction,
     PyTree,
-    Report,
     Start,
     State,
-    Told,
     Topology,
     Upload,
 )
@@ -115,13 +115,13 @@ class FedAMP:
             context: ClientContext, models: Params, opt_state: PyTree, data: ClientData
         ) -> ClientOutput:
             cloud = tree.first(models)
-            own, loss = problem.fit_personal(
+            personal, loss = problem.fit_personal(
                 context, Personal(cloud, opt_state), data.train, near(cloud)
             )
             return ClientOutput(
-                row=own.opt_state,
-                upload=Upload(tree.stack_one(own.params)),
-                told=Told(loss),
+                row=personal.opt_state,
+                upload=Upload(tree.stack_one(personal.params)),
+                report=ClientReport(loss),
             )
 
         # ---- The server.
@@ -152,7 +152,7 @@ class FedAMP:
 
         def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
             mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), context.server.models)
-            return Prediction.one(problem.train_newcomer(context, data, near(mean), start=mean))
+            return Prediction.single(problem.train_newcomer(context, data, near(mean), start=mean))
 
         def heaviest(context: ClientContext, opt_state: PyTree) -> Mapping[str, Array]:
             num_shown = min(SHOWN, num_clients)
@@ -166,7 +166,7 @@ class FedAMP:
             server_update=server_update,
             predict=predict,
             adapt=adapt,
-            report=Report(
+            report=MethodReport(
                 scored="each client's own model",
                 collaboration=heaviest,
                 topology=Topology.PEERS,

@@ -128,7 +128,7 @@ class FedAS:
             start = tree.combine(tree.first(models), problem.model.init(init_key))
             head_problem = problem.part(tree.complement(is_body(start)))
             context = context._replace(key=train_key)
-            return Prediction.one(head_problem.train_newcomer(context, data, start=start))
+            return Prediction.single(head_problem.train_newcomer(context, data, start=start))
 
         return averaging(
             problem,
@@ -149,7 +149,7 @@ def align(
     problem: Problem,
     context: ClientContext,
     start: Params,
-    own: Params,
+    personal: Params,
     split: Split,
     part: PyTree,
     epochs: int,
@@ -168,7 +168,7 @@ def align(
     model = problem.model
 
     # P_kc, the means of features under theta_k
-    totals = classes.feature_sums(problem, own, split, model.output_shape[-1])
+    totals = classes.feature_sums(problem, personal, split, model.output_shape[-1])
     means = classes.means(totals.sums, totals.counts)
 
     def loss(params: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:

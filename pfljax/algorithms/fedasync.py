@@ -33,6 +33,7 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     Cohort,
     Key,
     Ledger,
@@ -42,7 +43,6 @@ from pfljax.contract.types import (
     PyTree,
     Start,
     State,
-    Told,
     Topology,
     Upload,
 )
@@ -145,7 +145,7 @@ class FedAsync:
                 upload=Upload(
                     update=trained.models, weight=share, sums={"num_examples": num_examples}
                 ),
-                told=Told(trained.losses[0], entries={"late": context.index[0]}),
+                report=ClientReport(trained.losses[0], entries={"late": context.index[0]}),
                 opt_state=trained.opt_state,
                 sent=num_examples > 0,
             )
@@ -163,12 +163,12 @@ class FedAsync:
             scale = 1 / jnp.maximum(came.sums["num_examples"], 1)
             old = tree.scale(stale.newest(state.models), 1 - scale * came.weight)
             new = tree.add(old, tree.scale(came.update, scale))
-            metrics = {"staleness": stale.mean_lateness(aggregate.told.entries["late"])}
+            metrics = {"staleness": stale.mean_lateness(aggregate.report.entries["late"])}
             return state.with_models(stale.with_newest(state.models, new)), metrics
 
         # ---- What a client predicts with: the newest model.
 
-        def whom(context: ClientContext, row: PyTree, size: Array) -> Mixture:
+        def select_models(context: ClientContext, row: PyTree, size: Array) -> Mixture:
             return stale.THE_NEWEST
 
         return Algorithm(
@@ -177,7 +177,7 @@ class FedAsync:
             download=download,
             client_update=client_update,
             server_update=server_update,
-            whom=whom,
+            select_models=select_models,
             ledger=Ledger(gradients=1),
             sends="sums",
             stale=True,

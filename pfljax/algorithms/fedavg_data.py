@@ -77,15 +77,15 @@ class FedAvgData:
             return sampled(draw_key, clients.train, capacity, size)
 
         def train(context: ClientContext, models: Params, row: PyTree, data: ClientData) -> Trained:
-            own = data.train
+            local_data = data.train
             shared = context.server
 
             def join(own_examples: Array, shared_examples: jax.Array) -> Joined:
-                return Joined(own_examples, own.size, shared_examples)
+                return Joined(own_examples, local_data.size, shared_examples)
 
             # D_k and G together
-            x, y = each(join, (own.x, own.y), (shared.x, shared.y))
-            return problem.fit(context, models, Split(x, y, own.size + shared.size))
+            x, y = each(join, (local_data.x, local_data.y), (shared.x, shared.y))
+            return problem.fit(context, models, Split(x, y, local_data.size + shared.size))
 
         def traffic(counted: Traffic) -> Traffic:
             """A client downloads G once."""

@@ -20,10 +20,10 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     Ledger,
+    MethodReport,
     Params,
     Prediction,
     PyTree,
-    Report,
 )
 from pfljax.local.problem import Problem
 from pfljax.settings.method import hyperparameter, method
@@ -49,11 +49,11 @@ class FedAvgPlus:
         ) -> Prediction:
             """Client k trains theta for `tune_epochs` epochs on D_k."""
             tuned = tuning.train_newcomer(context, data, start=tree.first(models), rounds=1)
-            return Prediction.one(tuned)
+            return Prediction.single(tuned)
 
         return averaging(
             problem,
             ledger=Ledger(gradients=1, unaccounted="the tuning"),
             predict=predict,
-            report=Report("the global model, tuned by each client on its training data"),
+            report=MethodReport("the global model, tuned by each client on its training data"),
         )

@@ -24,10 +24,10 @@ from pfljax.contract.types import (
     ClientData,
     Key,
     Ledger,
+    MethodReport,
     Params,
     Prediction,
     PyTree,
-    Report,
     Traffic,
     Trained,
 )
@@ -91,7 +91,7 @@ class FedBABU:
                 start=tree.first(models),
                 rounds=1,
             )
-            return Prediction.one(tuned)
+            return Prediction.single(tuned)
 
         def traffic(counted: Traffic) -> Traffic:
             """Clients read only the head from the server's state, and they have it from the start."""
@@ -110,6 +110,6 @@ class FedBABU:
             first_server=first_server,
             shared=is_body,
             predict=predict,
-            report=Report(scored),
+            report=MethodReport(scored),
             traffic=traffic,
         )

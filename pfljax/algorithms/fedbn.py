@@ -21,7 +21,7 @@ import jax
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.algorithms.common.layers import sharing_layers
 from pfljax.contract import tree
-from pfljax.contract.types import Algorithm, Params, PyTree, Report
+from pfljax.contract.types import Algorithm, MethodReport, Params, PyTree
 from pfljax.local.problem import Problem
 from pfljax.settings.method import method
 
@@ -37,7 +37,7 @@ class FedBN:
         model = problem.model
         num_arrays = sum(jax.tree.leaves(model.normalization(model.network.shapes)))
         if num_arrays == 0:
-            report = Report(
+            report = MethodReport(
                 scored="the global model, which has no normalization layers",
                 facts=(("normalization", "none in this model, so training is FedAvg"),),
             )
@@ -47,7 +47,7 @@ class FedBN:
             """theta: everything outside normalization layers."""
             return tree.complement(model.normalization(params))
 
-        report = Report(
+        report = MethodReport(
             scored="the shared model with each client's own normalization layers",
             facts=(("arrays of normalization layers kept by clients", num_arrays),),
         )

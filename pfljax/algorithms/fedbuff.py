@@ -36,6 +36,7 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     Cohort,
     Key,
     Ledger,
@@ -45,7 +46,6 @@ from pfljax.contract.types import (
     PyTree,
     Start,
     State,
-    Told,
     Topology,
     Upload,
 )
@@ -120,7 +120,7 @@ class FedBuff:
             return ClientOutput(
                 row=row,
                 upload=Upload(update, weight, sums),
-                told=Told(trained.losses[0], entries={"late": context.index[0]}),
+                report=ClientReport(trained.losses[0], entries={"late": context.index[0]}),
                 opt_state=trained.opt_state,
             )
 
@@ -144,12 +144,12 @@ class FedBuff:
 
             # An empty buffer moves nothing.
             new = tree.where(came.weight > 0, new, old)
-            metrics = {"staleness": stale.mean_lateness(aggregate.told.entries["late"])}
+            metrics = {"staleness": stale.mean_lateness(aggregate.report.entries["late"])}
             return state.with_models(stale.with_newest(state.models, new)), metrics
 
         # ---- What a client predicts with: the newest model.
 
-        def whom(context: ClientContext, row: PyTree, size: Array) -> Mixture:
+        def select_models(context: ClientContext, row: PyTree, size: Array) -> Mixture:
             return stale.THE_NEWEST
 
         return Algorithm(
@@ -158,7 +158,7 @@ class FedBuff:
             download=download,
             client_update=client_update,
             server_update=server_update,
-            whom=whom,
+            select_models=select_models,
             averages=True,
             ledger=Ledger(gradients=1),
             stale=True,

@@ -35,11 +35,11 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     Key,
+    MethodReport,
     Metrics,
     Params,
     Prediction,
     PyTree,
-    Report,
     Start,
     State,
 )
@@ -128,7 +128,7 @@ class FedCAC:
 
         if self.predict == "received":
             predict = predict_with_received
-            report = Report("the model that each client receives, before it trains it")
+            report = MethodReport("the model that each client receives, before it trains it")
         else:
             predict = None
             report = None

@@ -37,11 +37,11 @@ from pfljax.contract.types import (
     ClientData,
     Key,
     Ledger,
+    MethodReport,
     Mode,
     Params,
     Prediction,
     PyTree,
-    Report,
     Trained,
 )
 from pfljax.local.batches import Batch
@@ -129,7 +129,9 @@ class FedCP:
             # psi is sent as (phi_k + psi) / 2.
             psi = init_head(network(tree.first(models)))
             new_head, _ = solver.without_statistics(trained.row.params)
-            half = jax.tree.map(lambda own, shared: (own + shared) / 2, new_head, psi)
+            half = jax.tree.map(
+                lambda personal_leaf, shared: (personal_leaf + shared) / 2, new_head, psi
+            )
             shared = tree.first(trained.models)
             shared = tree.combine(half, network(shared)) | {POLICY: shared[POLICY]}
             return trained._replace(models=tree.stack_one(shared))
@@ -170,7 +172,7 @@ class FedCP:
             predict=predict,
             apply=apply,
             adapt=adapt,
-            report=Report("the global model and each client's own head, by the policy"),
+            report=MethodReport("the global model and each client's own head, by the policy"),
         )
 
 

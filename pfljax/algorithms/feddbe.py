@@ -34,11 +34,11 @@ from pfljax.contract.types import (
     ClientData,
     Key,
     Ledger,
+    MethodReport,
     Mode,
     Params,
     Prediction,
     PyTree,
-    Report,
     Trained,
 )
 from pfljax.local.batches import Batch
@@ -207,7 +207,7 @@ class FedDBE:
             predict=predict,
             apply=apply,
             adapt=adapt,
-            report=Report(
+            report=MethodReport(
                 scored="the global model with each client's own vector added to the features"
             ),
             sends="sums",  # of features, next to the models

@@ -36,10 +36,10 @@ from pfljax.contract.types import (
     ClientData,
     Key,
     Ledger,
+    MethodReport,
     Params,
     Prediction,
     PyTree,
-    Report,
     Trained,
 )
 from pfljax.local.batches import Batch, examples
@@ -90,12 +90,12 @@ class FedDPA:
             v = low_rank.with_others(problem, v, rest)
             return low_rank.side_by_side(problem, (w, v), (1 - alpha, alpha))
 
-        def beside(w: Params) -> Objective:
+        def personal_objective(w: Params) -> Objective:
             """The loss of frozen + (W + V) / 2, W fixed."""
 
             def objective(v: Params, batch: Batch) -> Array:
                 # Dropout and noise are not those of W alone.
-                return solver.mean_loss(mixed(w, v, 0.5), batch.of_model(1))
+                return solver.mean_loss(mixed(w, v, 0.5), batch.for_model(1))
 
             return objective
 
@@ -108,7 +108,7 @@ class FedDPA:
             context: ClientContext, models: Params, personal: Personal, data: ClientData
         ) -> Trained:
             # V_k, beside W as received
-            objective = beside(tree.first(models))
+            objective = personal_objective(tree.first(models))
             personal, loss = problem.fit_personal(context, personal, data.train, objective)
             # W alone to W_k, as in FedAvg
             trained = problem.fit(context, models, data.train)
@@ -156,7 +156,7 @@ class FedDPA:
             """Newcomers train V beside the final W."""
             w = tree.first(models)
             w_params, _ = solver.without_statistics(w)
-            v = problem.train_newcomer(context, data, beside(w_params), start=w)
+            v = problem.train_newcomer(context, data, personal_objective(w_params), start=w)
             return Prediction(inputs=inputs_of(context, v, data))
 
         return averaging(
@@ -169,5 +169,7 @@ class FedDPA:
             predict=predict,
             apply=apply,
             adapt=adapt,
-            report=Report(scored="the global and each client's own adapter, mixed for each input"),
+            report=MethodReport(
+                scored="the global and each client's own adapter, mixed for each input"
+            ),
         )

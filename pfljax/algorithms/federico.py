@@ -51,19 +51,19 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     Cohort,
     First,
     Key,
     Ledger,
+    MethodReport,
     Metrics,
     Mixture,
     Params,
     Prediction,
-    Report,
     Split,
     Start,
     State,
-    Told,
     Topology,
     Upload,
 )
@@ -181,11 +181,11 @@ class FedeRiCo:
 
         def download(context: ClientContext, row: Row, cohort: Cohort) -> Array:
             """B <- {i} and M neighbors, epsilon-greedy in w_i (l. 7)."""
-            own = context.client
+            self_index = context.client
             others = neighbors.epsilon_greedy(
-                context.key, row.table, own, cohort, self.neighbors, self.epsilon
+                context.key, row.table, self_index, cohort, self.neighbors, self.epsilon
             )
-            return jnp.concatenate([own[None], others])
+            return jnp.concatenate([self_index[None], others])
 
         def after_losses(context: ClientContext, row: Row, losses: Array, split: Split) -> Row:
             """A client's next row, from the losses (J,) of the received models, summed over its examples."""
@@ -246,7 +246,7 @@ class FedeRiCo:
             return ClientOutput(
                 row=next_row,
                 upload=Upload(update),
-                told=Told(loss, entries={"size": split.size}),
+                report=ClientReport(loss, entries={"size": split.size}),
                 sent=gradients.takes_step(problem, context, split),
             )
 
@@ -254,7 +254,7 @@ class FedeRiCo:
 
         def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
             # n_i, or for owners without examples the mean.
-            sizes = aggregate.told.entries["size"]
+            sizes = aggregate.report.entries["size"]
             mean_size = jnp.maximum(sizes.mean(), 1)
             sizes = jnp.where(sizes > 0, sizes, mean_size)
 
@@ -266,7 +266,7 @@ class FedeRiCo:
 
         # ---- What a client predicts with.
 
-        def whom(context: ClientContext, row: Row, size: Array) -> Mixture:
+        def select_models(context: ClientContext, row: Row, size: Array) -> Mixture:
             scores = rule.scores(row.table, row.bar, row.rounds - 1, size)
             return neighbors.heaviest(row.table, num_mixed, scores)
 
@@ -279,11 +279,11 @@ class FedeRiCo:
             download=download,
             client_update=client_update,
             server_update=server_update,
-            whom=whom,
+            select_models=select_models,
             adapt=adapt,
             exchanges=solver.max_steps(problem.n_max) if sends_gradients else 1,
             ledger=Ledger(gradients=self.neighbors + 1, unaccounted=BY_LOSS),
-            report=Report(scored="each client's mixture of the models it has evaluated"),
+            report=MethodReport(scored="each client's mixture of the models it has evaluated"),
         )
 
     def _rule(self, problem: Problem, num_candidates: int) -> Rule:
@@ -326,7 +326,7 @@ def local_changes(
 
     def train(model: Params, number: Array) -> tuple[Array, Params]:
         def objective(params: Params, batch: Batch) -> Array:
-            return solver.mean_loss(params, batch.of_model(number))
+            return solver.mean_loss(params, batch.for_model(number))
 
         trained, loss = solver.fit(
             context.key, solver.begin(model), split, objective, round_number=context.round
@@ -401,9 +401,9 @@ class Friends(NamedTuple):
 
     def scores(self, table: neighbors.Candidates, bar: Array, rounds: Array, size: Array) -> Array:
         """(C,) logarithms of the candidates' weights, up to a constant."""
-        own = -table.tracked[:1] if self.is_regression else jnp.zeros((1,))
+        self_index = -table.tracked[:1] if self.is_regression else jnp.zeros((1,))
         others = log_weights(self.problem, table.tracked[1:], bar, size)
-        return jnp.concatenate([own, others])
+        return jnp.concatenate([self_index, others])
 
     def evaluation(self, bar: Array) -> Evaluate | None:
         """What evaluates a model: its evidence against the bar; in regression, None: the training loss."""
@@ -425,7 +425,7 @@ class Friends(NamedTuple):
         model = self.problem.model
         size = split.size
 
-        def of_block(x: Array, y: Array, mask: Array) -> tuple[Array, Array]:
+        def block_losses(x: Array, y: Array, mask: Array) -> tuple[Array, Array]:
             inputs, _ = masked(x, y, mask)
             outputs = model.apply(params, inputs)
             losses = jnp.stack(
@@ -436,7 +436,7 @@ class Friends(NamedTuple):
                 is_right = model.mean_over_positions(outputs.argmax(axis=-1) == y, y)
             return jnp.where(mask, losses, 0).sum(axis=1), jnp.where(mask, is_right, 0).sum()
 
-        totals, num_right = sum_over_examples(of_block, split)
+        totals, num_right = sum_over_examples(block_losses, split)
         total = totals.min()
         num_others = max(self.num_candidates - 1, 1)
         is_right_on_most = num_right > size / 2 + jnp.sqrt(size / 2 * math.log(num_others))

@@ -27,17 +27,17 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     First,
     Key,
     Ledger,
+    MethodReport,
     Metrics,
     Mixture,
     Params,
     Prediction,
-    Report,
     Start,
     State,
-    Told,
     Topology,
     Upload,
 )
@@ -84,7 +84,7 @@ class FedeRiCoCentralized:
             return ClientOutput(
                 row=weighed.row,
                 upload=Upload(weighed.gradients),
-                told=Told(
+                report=ClientReport(
                     loss=weights @ weighed.losses,
                     entries={"log_likelihood": log_likelihood, "size": split.size},
                 ),
@@ -99,18 +99,18 @@ class FedeRiCoCentralized:
 
         def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
             # phi_j <- optimizer step with the sum over clients, weighted by n_i / n (Eq. 6).
-            told = aggregate.told.entries
-            total_size = jnp.maximum(told["size"].sum(), 1)
+            report = aggregate.report.entries
+            total_size = jnp.maximum(report["size"].sum(), 1)
             sizes = jnp.broadcast_to(total_size, (num_clients,))
             state = gradients.apply(problem, state, aggregate, sizes, Topology.SHARED)
 
             # -f of Eq. 1.
-            negative_log_likelihood = -told["log_likelihood"].sum() / total_size
+            negative_log_likelihood = -report["log_likelihood"].sum() / total_size
             return state, {"negative_log_likelihood": negative_log_likelihood}
 
         # ---- What a client predicts with.
 
-        def whom(context: ClientContext, log_prior: Array, size: Array) -> Mixture:
+        def select_models(context: ClientContext, log_prior: Array, size: Array) -> Mixture:
             return Mixture(jnp.arange(num_clients, dtype=jnp.int32), jnp.exp(log_prior))
 
         def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
@@ -123,9 +123,9 @@ class FedeRiCoCentralized:
             first_row=first_row,
             client_update=client_update,
             server_update=server_update,
-            whom=whom,
+            select_models=select_models,
             adapt=adapt,
             exchanges=problem.solver.max_steps(problem.n_max),
             ledger=Ledger(gradients=num_clients, unaccounted=BY_LOSS),
-            report=Report(scored="each client's mixture of all models"),
+            report=MethodReport(scored="each client's mixture of all models"),
         )

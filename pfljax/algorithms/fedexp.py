@@ -29,11 +29,11 @@ from pfljax.contract.types import (
     ClientData,
     Key,
     Ledger,
+    MethodReport,
     Metrics,
     Params,
     Prediction,
     PyTree,
-    Report,
     Start,
     State,
     Trained,
@@ -94,10 +94,10 @@ class FedExP:
 
         if self.predict == "last":
             predict = None
-            report = Report("the global model")
+            report = MethodReport("the global model")
         else:
             predict = predict_with_mean
-            report = Report("the mean of the last two global models")
+            report = MethodReport("the mean of the last two global models")
         algorithm = averaging(
             problem,
             train=train,

@@ -56,9 +56,9 @@ class FedFomoAverage(first_order.Hyperparameters):
 
         def served(ids: Array) -> Array:
             """A client's own model, the mean, and the others' models."""
-            own = ids[:1]
-            mean = jnp.full_like(own, num_clients)
-            return jnp.concatenate([own, mean, ids[1:]])
+            client = ids[:1]
+            mean = jnp.full_like(client, num_clients)
+            return jnp.concatenate([client, mean, ids[1:]])
 
         def weigh(models: Params, start: Params, split: Split, index: Array) -> first_order.Weighed:
             """w_n <- L_i(mean of all but theta_n) - L_i(mean of all)  (Eq. 14)."""

@@ -30,16 +30,16 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     First,
     Key,
     Ledger,
+    MethodReport,
     Metrics,
     Params,
     Prediction,
-    Report,
     Start,
     State,
-    Told,
     Topology,
     Upload,
 )
@@ -84,7 +84,7 @@ class FedGH:
             return ClientOutput(
                 row=personal,
                 upload=Upload(),
-                told=Told(loss, entries={"means": means, "known": totals.counts > 0}),
+                report=ClientReport(loss, entries={"means": means, "known": totals.counts > 0}),
             )
 
         # ---- The server.
@@ -97,8 +97,8 @@ class FedGH:
 
         def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
             # phi <- steps from phi on the mean of CE(h(z_kc; phi), c) over all pairs (k, c) that were sent
-            means = aggregate.told.entries["means"]
-            known = aggregate.told.entries["known"]
+            means = aggregate.report.entries["means"]
+            known = aggregate.report.entries["known"]
             num_clients, _, num_features = means.shape
             pairs = heads.LabeledFeatures(
                 features=means.reshape(-1, num_features),
@@ -117,21 +117,25 @@ class FedGH:
 
         # ---- What a client predicts with: theta_k and phi, or its own head.
 
-        def scored(models: Params, own: Params) -> Params:
-            return own if self.predict == "own" else with_head(tree.first(models), own)
+        def scored(models: Params, personal_model: Params) -> Params:
+            return (
+                personal_model
+                if self.predict == "own"
+                else with_head(tree.first(models), personal_model)
+            )
 
         def predict(
             context: ClientContext, models: Params, personal: Personal, data: ClientData
         ) -> Prediction:
-            return Prediction.one(scored(models, personal.params))
+            return Prediction.single(scored(models, personal.params))
 
         def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
             """Newcomers train alone, from an initial body and phi."""
             init_key, train_key = jax.random.split(context.key)
             model = with_head(tree.first(models), problem.model.init(init_key))
             context = context._replace(key=train_key)
-            own = problem.train_newcomer(context, data, start=model)
-            return Prediction.one(scored(models, own))
+            personal_model = problem.train_newcomer(context, data, start=model)
+            return Prediction.single(scored(models, personal_model))
 
         head_of_whom = "its own" if self.predict == "own" else "the global"
         return Algorithm(
@@ -146,5 +150,5 @@ class FedGH:
             ledger=Ledger(
                 gradients=1, unaccounted="the per-class mean features, sent without noise"
             ),
-            report=Report(scored=f"each client's own body with {head_of_whom} head"),
+            report=MethodReport(scored=f"each client's own body with {head_of_whom} head"),
         )

@@ -127,7 +127,7 @@ class FedKD:
     def build(self, problem: Problem) -> Algorithm:
         classes.required(problem, "fedkd")
         solver = problem.solver
-        mentee_problem = problem.of_server
+        mentee_problem = problem.server_problem
         identity = jnp.eye(classes.num_features(mentee_problem), classes.num_features(problem))
 
         def energy(round_number: Array) -> Array:
@@ -149,12 +149,15 @@ class FedKD:
             """For v_k and W_k, w_k fixed."""
 
             def loss(mentor: Mentor, x: PyTree, y: Array, mode: Mode = None) -> Array:
-                found = losses(problem, mentor, mentee, x, y, mode)
+                client_losses = losses(problem, mentor, mentee, x, y, mode)
                 divergence = distillation.divergence(
-                    problem, found.mentee_logits, found.mentor_logits, y
+                    problem, client_losses.mentee_logits, client_losses.mentor_logits, y
                 )
                 return adaptive(
-                    found.mentor_entropy, found.mentee_entropy, divergence, found.distance
+                    client_losses.mentor_entropy,
+                    client_losses.mentee_entropy,
+                    divergence,
+                    client_losses.distance,
                 )
 
             return solver.with_loss(loss).mean_loss(mentor, batch)
@@ -163,12 +166,15 @@ class FedKD:
             """For w_k, v_k and W_k fixed."""
 
             def loss(mentee: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
-                found = losses(problem, mentor, mentee, x, y, mode)
+                client_losses = losses(problem, mentor, mentee, x, y, mode)
                 divergence = distillation.divergence(
-                    problem, found.mentor_logits, found.mentee_logits, y
+                    problem, client_losses.mentor_logits, client_losses.mentee_logits, y
                 )
                 return adaptive(
-                    found.mentee_entropy, found.mentor_entropy, divergence, found.distance
+                    client_losses.mentee_entropy,
+                    client_losses.mentor_entropy,
+                    divergence,
+                    client_losses.distance,
                 )
 
             return mentee_problem.solver.with_loss(loss).mean_loss(mentee, batch)
@@ -184,12 +190,14 @@ class FedKD:
                 mentor = Mentor(joined(params.personal, statistics.personal), projection.params)
 
                 # For v_k and the matrix W_k, w_k fixed.
-                def of_mentor(params: Params, statistics: Params, projection: Array) -> Array:
+                def mentor_value(params: Params, statistics: Params, projection: Array) -> Array:
                     mentor = Mentor(joined(params, statistics), projection)
-                    return mentor_objective(mentor, mentee, batch.of_model(1))
+                    return mentor_objective(mentor, mentee, batch.for_model(1))
 
-                of_all = jax.value_and_grad(of_mentor, argnums=(0, 1, 2))
-                loss, gradients = of_all(params.personal, statistics.personal, projection.params)
+                mentor_gradients = jax.value_and_grad(mentor_value, argnums=(0, 1, 2))
+                loss, gradients = mentor_gradients(
+                    params.personal, statistics.personal, projection.params
+                )
                 gradient, change, projection_gradient = gradients
                 mentor_slope = Slope(loss, gradient, change)
 
@@ -203,10 +211,12 @@ class FedKD:
                 new_projection = optax.apply_updates(projection.params, update)
 
                 # For w_k, v_k and W_k fixed.
-                def of_mentee(params: Params, batch: Batch) -> Array:
+                def mentee_loss(params: Params, batch: Batch) -> Array:
                     return mentee_objective(params, mentor, batch)
 
-                mentee_slope = slope(of_mentee, params.shared, statistics.shared, batch.of_model(0))
+                mentee_slope = slope(
+                    mentee_loss, params.shared, statistics.shared, batch.for_model(0)
+                )
                 return Pair(mentee_slope, mentor_slope), Personal(new_projection, opt_state)
 
             trained, projection = problem.descend_pair(
@@ -219,7 +229,7 @@ class FedKD:
             return trained._replace(
                 models=update,
                 row=Row(trained.row, projection),
-                told={"upload_share": upload_share},
+                report={"upload_share": upload_share},
             )
 
         # ---- The server.
@@ -227,7 +237,7 @@ class FedKD:
         def server_step(received: Received, server: PyTree) -> ServerStep:
             # w <- w + C(sum_k n_k C(w_k - w) / sum_k n_k)
             update, _ = leading(tree.stack_one(received.update), energy(received.round))
-            upload_share = received.told["upload_share"].mean()
+            upload_share = received.report["upload_share"].mean()
             return ServerStep(tree.first(update), metrics={"upload_share": upload_share})
 
         # ---- What a client predicts with: v_k.
@@ -243,7 +253,7 @@ class FedKD:
                 mentor = Mentor(joined(params, batch.statistics), identity)
                 return mentor_objective(mentor, mentee, batch._replace(statistics=None))
 
-            return Prediction.one(problem.train_newcomer(context, data, objective))
+            return Prediction.single(problem.train_newcomer(context, data, objective))
 
         return averaging(
             mentee_problem,
@@ -262,13 +272,13 @@ def losses(
 ) -> Losses:
     """The losses of a mini-batch's examples, from which the objectives are made."""
     mentor_model = problem.model
-    mentee_model = problem.of_server.model
+    mentee_model = problem.server_problem.model
     h_v = mentor_model.features(mentor.model, x, mode)
     h_w = mentee_model.features(mentee, x, mode)
     distances = jnp.square(h_v - h_w @ mentor.projection).mean(axis=-1)
     return Losses(
         mentor_entropy=problem.solver.loss(mentor.model, x, y, mode),
-        mentee_entropy=problem.of_server.solver.loss(mentee, x, y, mode),
+        mentee_entropy=problem.server_problem.solver.loss(mentee, x, y, mode),
         mentor_logits=mentor_model.apply(mentor.model, x, mode),
         mentee_logits=mentee_model.apply(mentee, x, mode),
         distance=mentor_model.mean_over_positions(distances, y),
@@ -306,6 +316,6 @@ def leading_of_leaf(leaf: Array, energy: Array) -> tuple[Array, Array | int]:
     total = jnp.flip(descending_sums, 1)  # of a square and all larger ones
     is_kept = total - squares <= energy * total[:, :1]
 
-    kept = (tall @ (v * is_kept[:, None])) @ jnp.swapaxes(v, 1, 2)
-    kept = jnp.swapaxes(kept, 1, 2) if is_wide else kept
-    return kept.reshape(leaf.shape), is_kept.sum() * (num_inputs + num_outputs + 1)
+    truncated = (tall @ (v * is_kept[:, None])) @ jnp.swapaxes(v, 1, 2)
+    truncated = jnp.swapaxes(truncated, 1, 2) if is_wide else truncated
+    return truncated.reshape(leaf.shape), is_kept.sum() * (num_inputs + num_outputs + 1)

@@ -156,7 +156,7 @@ def check_optimizer(problem: Problem) -> None:
     optimizer = problem.solver.optimizer
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     of_model = sum(lasting.marks(optimizer, problem.model.network.shapes))
-    of_scalar = sum(lasting.marks(optimizer, scalar))
-    if of_model != of_scalar:
+    scalar_marks = sum(lasting.marks(optimizer, scalar))
+    if of_model != scalar_marks:
         text = "accumulates gradients over rounds, for which a_k is not defined"
         raise ArgumentError("optimizer", f"{text}; accepted: one without MultiSteps")

@@ -52,12 +52,12 @@ from pfljax.contract.types import (
     ClientData,
     Key,
     Ledger,
+    MethodReport,
     Metrics,
     Mode,
     Params,
     Prediction,
     PyTree,
-    Report,
     State,
     Traffic,
     Trained,
@@ -151,11 +151,11 @@ class FedPAC:
             after = classes.feature_sums(problem, params, data.train, num_classes)
 
             # h_k and V_k / (n_k - 1), under theta as received, so that clients are comparable.
-            told = {}
+            report = {}
             if self.heads == "combined":
                 before = classes.feature_sums(problem, tree.first(start), data.train, num_classes)
                 feature_means, variance = estimate(before, data.train.size)
-                told = {
+                report = {
                     "head": new_head,
                     "means": feature_means,
                     "variance": variance,
@@ -166,7 +166,7 @@ class FedPAC:
                 row=new_head,
                 sums={"centroids": after.sums},
                 count=after.counts,
-                told=told,
+                report=report,
             )
 
         # ---- The server.
@@ -194,7 +194,7 @@ class FedPAC:
             start = tree.combine(tree.first(models), head)
             head_problem = problem.part(is_head(start)).with_epochs(self.head_epochs)
             context = context._replace(key=train_key)
-            return Prediction.one(head_problem.train_newcomer(context, data, start=start))
+            return Prediction.single(head_problem.train_newcomer(context, data, start=start))
 
         # ---- Accounting.
 
@@ -221,7 +221,7 @@ class FedPAC:
                 passes=problem.passes(self.head_epochs) + problem.passes(self.body_epochs),
                 unaccounted=BY_CLASS,
             ),
-            report=Report(
+            report=MethodReport(
                 scored="each client's head on the shared body",
                 facts=(("local epochs, phase by phase", epochs),),
             ),
@@ -234,13 +234,13 @@ class FedPAC:
         def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
             """After the averages, phi_k <- sum_j a_kj phi_j for the clients of the round."""
             state, _ = algorithm.server_update(key, state, aggregate)
-            told = aggregate.told.entries
-            active = told["several"]
-            weights = head_weights(problem.plan, told["means"], told["variance"], active)
-            combined = problem.plan.mix(weights, told["head"])
+            report = aggregate.report.entries
+            active = report["several"]
+            weights = head_weights(problem.plan, report["means"], report["variance"], active)
+            combined = problem.plan.mix(weights, report["head"])
             heads = tree.where(active, combined, state.rows)
-            of_others = jnp.where(active, 1 - jnp.diagonal(weights), 0).sum()
-            metrics = {"weight_of_others": of_others / jnp.maximum(active.sum(), 1)}
+            weight_of_others = jnp.where(active, 1 - jnp.diagonal(weights), 0).sum()
+            metrics = {"weight_of_others": weight_of_others / jnp.maximum(active.sum(), 1)}
             return state.with_rows(heads), metrics
 
         return dataclasses.replace(algorithm, server_update=server_update)

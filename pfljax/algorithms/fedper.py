@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 
 from pfljax.algorithms.common.layers import base_layers, sharing_layers
-from pfljax.contract.types import Algorithm, Report
+from pfljax.contract.types import Algorithm, MethodReport
 from pfljax.local.problem import Problem
 from pfljax.settings.method import hyperparameter, method
 
@@ -31,5 +31,7 @@ class FedPer:
     def build(self, problem: Problem) -> Algorithm:
         shared = base_layers(problem, self.personal_layers)
         facts = (("shared layers", len(problem.model.layers) - self.personal_layers),)
-        report = Report(scored="each client's own last layers on the shared ones", facts=facts)
+        report = MethodReport(
+            scored="each client's own last layers on the shared ones", facts=facts
+        )
         return sharing_layers(problem, shared, report=report)

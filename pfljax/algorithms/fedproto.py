@@ -35,18 +35,18 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     First,
     Key,
     Ledger,
+    MethodReport,
     Metrics,
     Mode,
     Params,
     Prediction,
     PyTree,
-    Report,
     Start,
     State,
-    Told,
     Topology,
     Upload,
 )
@@ -130,7 +130,7 @@ class FedProto:
             return ClientOutput(
                 row=personal,
                 upload=Upload(sums={"features": sums[None]}, count=counts[None]),
-                told=Told(loss),
+                report=ClientReport(loss),
                 sent=(data.train.size > 0)[None],
             )
 
@@ -154,13 +154,13 @@ class FedProto:
         def predict(
             context: ClientContext, models: Prototypes, personal: Personal, data: ClientData
         ) -> Prediction:
-            return Prediction.one(personal.params, inputs=tree.first(models))
+            return Prediction.single(personal.params, inputs=tree.first(models))
 
         def adapt(context: ClientContext, models: Prototypes, data: ClientData) -> Prediction:
             """Newcomers train alone with fixed prototypes."""
             prototypes = tree.first(models)
             params = with_pull(prototypes).train_newcomer(context, data)
-            return Prediction.one(params, inputs=prototypes)
+            return Prediction.single(params, inputs=prototypes)
 
         def nearest_prototype(models: Params, prototypes: Prototypes, x: PyTree) -> Array:
             """Logits -|f - P_c|^2, without |f|^2, which all classes share."""
@@ -185,5 +185,5 @@ class FedProto:
                 gradients=1,
                 unaccounted="the per-class feature sums and counts, sent without noise",
             ),
-            report=Report(scored=f"each client's own model, by {by}"),
+            report=MethodReport(scored=f"each client's own model, by {by}"),
         )

@@ -18,7 +18,7 @@ import dataclasses
 
 from pfljax.algorithms.common.layers import Phase, base_layers, sharing_layers
 from pfljax.contract import tree
-from pfljax.contract.types import Algorithm, Params, PyTree, Report
+from pfljax.contract.types import Algorithm, MethodReport, Params, PyTree
 from pfljax.local.problem import Problem
 from pfljax.settings.method import hyperparameter, method
 
@@ -57,5 +57,7 @@ class FedRep:
         phases = [Phase(head, self.head_epochs), Phase(body, self.body_epochs)]
 
         facts = (("shared layers", len(problem.model.layers) - self.personal_layers),)
-        report = Report(scored="each client's own last layers on the shared body", facts=facts)
+        report = MethodReport(
+            scored="each client's own last layers on the shared body", facts=facts
+        )
         return sharing_layers(problem, body, phases=phases, report=report)

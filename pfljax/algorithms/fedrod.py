@@ -35,11 +35,11 @@ from pfljax.contract.types import (
     ClientData,
     Key,
     Ledger,
+    MethodReport,
     Mode,
     Params,
     Prediction,
     PyTree,
-    Report,
     Trained,
 )
 from pfljax.local.batches import Batch
@@ -139,5 +139,5 @@ class FedRoD:
             apply=apply,
             adapt=adapt,
             global_model=generic_model,
-            report=Report(scored="the global model with each client's personal head"),
+            report=MethodReport(scored="the global model with each client's personal head"),
         )

@@ -17,7 +17,7 @@ import dataclasses
 
 from pfljax.algorithms.common import low_rank
 from pfljax.algorithms.common.layers import sharing_layers
-from pfljax.contract.types import Algorithm, Params, PyTree, Report
+from pfljax.contract.types import Algorithm, MethodReport, Params, PyTree
 from pfljax.local.problem import Problem
 from pfljax.settings.method import method
 
@@ -33,5 +33,5 @@ class FedSALoRA:
         def is_a(params: Params) -> PyTree:
             return problem.model.named(params, low_rank.A)
 
-        report = Report(scored="each client's own B and head with the shared A")
+        report = MethodReport(scored="each client's own B and head with the shared A")
         return sharing_layers(problem, is_a, report=report)

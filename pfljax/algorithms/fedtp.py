@@ -34,10 +34,10 @@ from pfljax.contract.types import (
     ClientData,
     Key,
     Ledger,
+    MethodReport,
     Params,
     Prediction,
     PyTree,
-    Report,
     Traffic,
     Trained,
 )
@@ -143,12 +143,12 @@ class FedTP:
 
             # The server averages theta_k, and computes g_k from p_k's change.
             change = tree.subtract(new_projections, projections)
-            told = {
+            report = {
                 "client": context.client,
                 "size": data.train.size,
                 "change": tree.first(change),
             }
-            return trained._replace(models=new_theta, told=told)
+            return trained._replace(models=new_theta, report=report)
 
         # ---- The server.
 
@@ -163,16 +163,16 @@ class FedTP:
         def server_step(received: Received, server: Server) -> ServerStep:
             """The server's step on phi and v; theta takes the clients' mean update."""
             # n_k, of the clients that sent something
-            weight = received.sent * received.told["size"]
+            weight = received.sent * received.report["size"]
             total_weight = weight.sum()
 
             # sum_k n_k g_k / sum_k n_k: the product of all p_k with minus their weighted changes
             def generate_cohort(learned: Learned) -> Params:
-                return generate(learned, received.told["client"])
+                return generate(learned, received.report["client"])
 
             _, pull_back = jax.vjp(generate_cohort, server.learned)
             share = weight / total_weight.clip(1)
-            cotangent = tree.scale(received.told["change"], -share)
+            cotangent = tree.scale(received.report["change"], -share)
             (gradient,) = pull_back(cotangent)
 
             # A step of SGD along it
@@ -204,7 +204,7 @@ class FedTP:
                 data=data,
                 rest=tree.first(theta),
             )
-            return Prediction.one(model)
+            return Prediction.single(model)
 
         # ---- Accounting.
 
@@ -222,6 +222,6 @@ class FedTP:
             shared=is_theta,
             predict=predict,
             adapt=adapt,
-            report=Report("the global model with each client's generated projections"),
+            report=MethodReport("the global model with each client's generated projections"),
             traffic=traffic,
         )

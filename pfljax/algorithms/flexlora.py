@@ -31,17 +31,17 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     Factors,
     Key,
     Ledger,
+    MethodReport,
     Metrics,
     Params,
     Prediction,
     PyTree,
-    Report,
     Start,
     State,
-    Told,
     Topology,
     Upload,
 )
@@ -88,7 +88,7 @@ class FlexLoRA:
                     update=low_rank.sent(problem, trained.models),
                     weight=jnp.float32(data.train.size)[None],
                 ),
-                told=Told(trained.losses[0]),
+                report=ClientReport(trained.losses[0]),
                 opt_state=trained.opt_state,
             )
 
@@ -107,7 +107,7 @@ class FlexLoRA:
         def predict(
             context: ClientContext, models: Params, row: PyTree, data: ClientData
         ) -> Prediction:
-            return Prediction.one(cut_to_rank(context, models))
+            return Prediction.single(cut_to_rank(context, models))
 
         return Algorithm(
             topology=Topology.SHARED,
@@ -116,7 +116,7 @@ class FlexLoRA:
             server_update=server_update,
             predict=predict,
             ledger=Ledger(gradients=1),
-            report=Report(
+            report=MethodReport(
                 scored="the global model, cut to each client's rank",
                 facts=(("ranks", ", ".join(map(str, ranks))),),
             ),

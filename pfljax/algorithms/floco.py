@@ -42,11 +42,11 @@ from pfljax.contract.types import (
     ClientData,
     Key,
     Ledger,
+    MethodReport,
     Mode,
     Params,
     Prediction,
     PyTree,
-    Report,
     Traffic,
     Trained,
 )
@@ -117,8 +117,8 @@ class Floco:
 
         def first_model(key: Key) -> Params:
             """Endpoints that differ, and the rest of the initial model."""
-            apart = problem._replace(common_init=False)
-            endpoints = endpoints_of(apart.init_models(key, self.endpoints))
+            independent_problem = problem._replace(common_init=False)
+            endpoints = endpoints_of(independent_problem.init_models(key, self.endpoints))
             _, rest = tree.partition(problem.init_global(key), is_endpoint)
             return tree.combine(endpoints, rest)
 
@@ -140,7 +140,7 @@ class Floco:
 
             trained = problem.fit(context, models, data.train, objective)
             change = tree.subtract(endpoints_of(trained.models), endpoints_of(models))
-            return trained._replace(told={"change": tree.first(change), "client": context.client})
+            return trained._replace(report={"change": tree.first(change), "client": context.client})
 
         # ---- The server.
 
@@ -156,12 +156,12 @@ class Floco:
 
         def server_step(received: Received, server: Server) -> ServerStep:
             # Write down the changes of the clients that sent something; others are dropped.
-            clients = jnp.where(received.sent, received.told["client"], num_clients)
+            clients = jnp.where(received.sent, received.report["client"], num_clients)
 
             def write(changes: jax.Array, change: Array) -> Array:
                 return changes.at[clients].set(change, mode="drop")
 
-            changes = jax.tree.map(write, server.changes, received.told["change"])
+            changes = jax.tree.map(write, server.changes, received.report["change"])
             known = server.known.at[clients].set(True, mode="drop")
 
             # After a share tau of the rounds, beta_k are the projected principal components.
@@ -182,10 +182,10 @@ class Floco:
             context: ClientContext, models: Params, row: PyTree, data: ClientData
         ) -> Prediction:
             point = context.server.points[context.client]
-            return Prediction.one(at(point, tree.first(models)))
+            return Prediction.single(at(point, tree.first(models)))
 
         def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
-            return Prediction.one(at(center, tree.first(models)))
+            return Prediction.single(at(center, tree.first(models)))
 
         # ---- Accounting.
 
@@ -202,7 +202,7 @@ class Floco:
             server_step=server_step,
             predict=predict,
             adapt=adapt,
-            report=Report("each client's point of the simplex"),
+            report=MethodReport("each client's point of the simplex"),
             traffic=traffic,
         )
 
@@ -300,5 +300,5 @@ def components(plan: ExecutionPlan, changes: PyTree, known: Array, num: int) -> 
     largest = jnp.take_along_axis(flat, position[:, None], axis=1)[:, 0]
     signs = jnp.where(largest < 0, -1, 1)
 
-    found = vectors * deviations * signs
-    return jnp.pad(found, ((0, 0), (0, num - found.shape[1])))
+    scaled_vectors = vectors * deviations * signs
+    return jnp.pad(scaled_vectors, ((0, 0), (0, num - scaled_vectors.shape[1])))

@@ -33,11 +33,11 @@ from pfljax.contract.types import (
     ClientData,
     Key,
     Ledger,
+    MethodReport,
     Mode,
     Params,
     Prediction,
     PyTree,
-    Report,
     Trained,
 )
 from pfljax.local.problem import Problem
@@ -107,11 +107,11 @@ class FLUTE:
                 """CE + l1 N_k(H) + l2 |H|^2 + l3 |z|^2."""
                 h = heads.matrix(problem, params)
                 z = model.features(params, x, mode)
-                of_head = (
+                head_penalty = (
                     self.collapse * distance(h, present) + self.weight_decay * jnp.square(h).sum()
                 )
-                of_features = self.features * jnp.square(z).sum(axis=-1)
-                return solver.loss(params, x, y, mode) + of_head + of_features
+                feature_penalty = self.features * jnp.square(z).sum(axis=-1)
+                return solver.loss(params, x, y, mode) + head_penalty + feature_penalty
 
             # phi_k with theta fixed; then both.
             context, body = problem.whole(context, body)
@@ -149,7 +149,7 @@ class FLUTE:
             start = tree.combine(tree.first(models), head)
             head_problem = problem.part(is_head(start)).with_epochs(self.head_epochs)
             context = context._replace(key=train_key)
-            return Prediction.one(head_problem.train_newcomer(context, data, start=start))
+            return Prediction.single(head_problem.train_newcomer(context, data, start=start))
 
         # ---- Accounting.
 
@@ -166,7 +166,7 @@ class FLUTE:
                 passes=problem.passes(self.head_epochs) + problem.passes(self.joint_epochs),
                 unaccounted="which classes a client has, in the loss",
             ),
-            report=Report(
+            report=MethodReport(
                 scored="each client's own head on the shared body",
                 facts=(("local epochs, phase by phase", f"{self.head_epochs}, then {epochs}"),),
             ),

@@ -59,7 +59,7 @@ class FML:
 
     def build(self, problem: Problem) -> Algorithm:
         classes.required(problem, "fml")
-        meme_problem = problem.of_server
+        meme_problem = problem.server_problem
 
         def own_objective(params: Params, meme: Params, batch: Batch) -> Array:
             """alpha CE(p_v, y) + (1 - alpha) KL(p_w || p_v), w_k fixed."""
@@ -68,20 +68,20 @@ class FML:
                 teacher_logits = meme_problem.model.apply(meme, x, mode)
                 logits = problem.model.apply(params, x, mode)
                 divergence = distillation.divergence(problem, teacher_logits, logits, y)
-                of_labels = problem.solver.loss(params, x, y, mode)
-                return self.alpha * of_labels + (1 - self.alpha) * divergence
+                label_loss = problem.solver.loss(params, x, y, mode)
+                return self.alpha * label_loss + (1 - self.alpha) * divergence
 
             return problem.solver.with_loss(loss).mean_loss(params, batch)
 
-        def meme_objective(params: Params, own: Params, batch: Batch) -> Array:
+        def meme_objective(params: Params, personal_params: Params, batch: Batch) -> Array:
             """beta CE(p_w, y) + (1 - beta) KL(p_v || p_w), v_k fixed."""
 
             def loss(params: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
-                teacher_logits = problem.model.apply(own, x, mode)
+                teacher_logits = problem.model.apply(personal_params, x, mode)
                 logits = meme_problem.model.apply(params, x, mode)
                 divergence = distillation.divergence(problem, teacher_logits, logits, y)
-                of_labels = meme_problem.solver.loss(params, x, y, mode)
-                return self.beta * of_labels + (1 - self.beta) * divergence
+                label_loss = meme_problem.solver.loss(params, x, y, mode)
+                return self.beta * label_loss + (1 - self.beta) * divergence
 
             return meme_problem.solver.with_loss(loss).mean_loss(params, batch)
 
@@ -111,7 +111,7 @@ class FML:
             def objective(params: Params, batch: Batch) -> Array:
                 return own_objective(params, meme, batch)
 
-            return Prediction.one(problem.train_newcomer(context, data, objective))
+            return Prediction.single(problem.train_newcomer(context, data, objective))
 
         return averaging(
             meme_problem,

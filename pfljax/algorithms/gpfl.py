@@ -34,11 +34,11 @@ from pfljax.contract.types import (
     ClientData,
     Key,
     Ledger,
+    MethodReport,
     Mode,
     Params,
     Prediction,
     PyTree,
-    Report,
     Split,
     Trained,
 )
@@ -122,14 +122,14 @@ class GPFL:
 
             def loss(pair: Pair, x: PyTree, y: Array, mode: Mode = None) -> Array:
                 added = pair.shared[ADDED]
-                of_labels, z = personal_loss(pair.shared, pair.personal, own_context, x, y, mode)
+                label_loss, z = personal_loss(pair.shared, pair.personal, own_context, x, y, mode)
                 # CE(cos(V(z, g), E), y)
                 z = valve(added, z, global_context)
                 cosines = unit(z) @ unit(added["embeddings"]).T
-                of_category = optax.losses.softmax_cross_entropy_with_integer_labels(cosines, y)
+                category_loss = optax.losses.softmax_cross_entropy_with_integer_labels(cosines, y)
                 # lambda |V(z, g) - E_y as received|
                 distance = norm(z - received[y])[..., 0]
-                return of_labels + of_category + self.alignment * distance
+                return label_loss + category_loss + self.alignment * distance
 
             def objective(pair: Pair, memory: PyTree, batch: Batch) -> tuple[Array, PyTree]:
                 """The mean loss + mu / 2 |(E, V)|^2."""
@@ -160,8 +160,8 @@ class GPFL:
             own_context = mean_embedding(shared[ADDED]["embeddings"], data.train)
 
             def loss(head: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
-                of_labels, _ = personal_loss(shared, head, own_context, x, y, mode)
-                return of_labels
+                label_loss, _ = personal_loss(shared, head, own_context, x, y, mode)
+                return label_loss
 
             objective = solver.with_loss(loss).mean_loss
             head = problem.train_newcomer(context, data, objective, part=init_head)
@@ -179,7 +179,7 @@ class GPFL:
             predict=predict,
             apply=apply,
             adapt=adapt,
-            report=Report("each client's own head on its personalized features"),
+            report=MethodReport("each client's own head on its personalized features"),
         )
 
 

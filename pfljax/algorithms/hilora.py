@@ -43,19 +43,19 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     Cohort,
     First,
     Key,
     Ledger,
+    MethodReport,
     Metrics,
     Mixture,
     Params,
     Prediction,
     PyTree,
-    Report,
     Start,
     State,
-    Told,
     Topology,
     Upload,
 )
@@ -210,7 +210,7 @@ class HiLoRA:
             return ClientOutput(
                 row=Row(new_leaf, trained=row.trained | is_leaf, basis=basis),
                 upload=Upload(update=tree.repeat(products, 2), weight=jnp.float32(weight)),
-                told=Told(trained.losses[0], entries={"basis": spanned(basis)}),  # U_k
+                report=ClientReport(trained.losses[0], entries={"basis": spanned(basis)}),  # U_k
                 opt_state=trained.opt_state,
             )
 
@@ -233,7 +233,7 @@ class HiLoRA:
 
             # After the root's last round, find the clusters by the clients' U_k.
             def find_clusters() -> PyTree:
-                return leading_directions(aggregate.told.entries["basis"], self.clusters)
+                return leading_directions(aggregate.report.entries["basis"], self.clusters)
 
             def keep_clusters() -> PyTree:
                 return state.server.state
@@ -244,7 +244,7 @@ class HiLoRA:
 
         # ---- What a client predicts with.
 
-        def whom(context: ClientContext, row: Row, size: Array) -> Mixture:
+        def select_models(context: ClientContext, row: Row, size: Array) -> Mixture:
             """The root and a cluster; `apply` adds them and reads no weights."""
             index = root_and_cluster_index(context, row)
             return Mixture(index, weights=jnp.full((2,), 0.5))
@@ -295,12 +295,14 @@ class HiLoRA:
             download=download,
             client_update=client_update,
             server_update=server_update,
-            whom=whom,
+            select_models=select_models,
             predict=predict,
             apply=apply,
             adapt=adapt,
             ledger=Ledger(gradients=1),
-            report=Report("each client's leaf on the adapters of its cluster and of the root"),
+            report=MethodReport(
+                "each client's leaf on the adapters of its cluster and of the root"
+            ),
             sends="products",
             traffic=traffic,
         )
@@ -360,8 +362,8 @@ def similarity(a: PyTree, b: PyTree) -> Array:
         squares = jnp.square(products).sum(axis=(-1, -2))
         return squares.mean(axis=-1) / x.shape[-2]
 
-    of_weights = jax.tree.leaves(jax.tree.map(of_weight, a, b))
-    return jnp.stack(of_weights).mean(axis=0)
+    per_weight = jax.tree.leaves(jax.tree.map(of_weight, a, b))
+    return jnp.stack(per_weight).mean(axis=0)
 
 
 # ---- Clusters of clients.

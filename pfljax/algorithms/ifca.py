@@ -37,17 +37,17 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     First,
     Key,
     Ledger,
+    MethodReport,
     Metrics,
     Params,
     Prediction,
     PyTree,
-    Report,
     Start,
     State,
-    Told,
     Topology,
     Upload,
 )
@@ -56,7 +56,7 @@ from pfljax.local.problem import Problem
 from pfljax.settings.method import hyperparameter, method
 
 CLUSTERS_HELP = "C, number of models; 1 is FedAvg"
-REPORT = Report(scored="the model that fits each client's training data best")
+REPORT = MethodReport(scored="the model that fits each client's training data best")
 
 
 @method(keeps="nothing", travels="C models down, the chosen one up")
@@ -145,7 +145,7 @@ def by_models(problem: Problem, num_clusters: int, num_shared: int, draws: int) 
                 update=tree.repeat(update, num_clusters),
                 weight=weight.astype(jnp.float32),
             ),
-            told=Told(trained.losses[0]),
+            report=ClientReport(trained.losses[0]),
             opt_state=trained.opt_state,
         )
 
@@ -232,7 +232,7 @@ def by_gradients(problem: Problem, num_clusters: int, draws: int) -> Algorithm:
 
         # n_k g_k for model j_k, of a mini-batch at theta_{j_k}; 0 for the others
         received = tree.take(models, chosen[None])
-        losses, gradient = gradients.of_batch(problem, context, received, data.train)
+        losses, gradient = gradients.batch_gradients(problem, context, received, data.train)
         is_chosen = jnp.arange(num_clusters) == chosen
         takes_step = gradients.takes_step(problem, context, data.train)
         copies = tree.repeat(gradient, num_clusters)
@@ -240,7 +240,7 @@ def by_gradients(problem: Problem, num_clusters: int, draws: int) -> Algorithm:
         return ClientOutput(
             row=chosen,
             upload=Upload(weighted),
-            told=Told(losses[0], entries={"size": data.train.size}),
+            report=ClientReport(losses[0], entries={"size": data.train.size}),
             sent=is_chosen & takes_step,
         )
 
@@ -252,7 +252,7 @@ def by_gradients(problem: Problem, num_clusters: int, draws: int) -> Algorithm:
 
     def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
         # theta_j <- theta_j - eta sum_{k: j_k = j} n_k g_k / sum_{all k} n_k
-        total_size = jnp.maximum(aggregate.told.entries["size"].sum(), 1)
+        total_size = jnp.maximum(aggregate.report.entries["size"].sum(), 1)
         state = gradients.apply(
             problem,
             state,

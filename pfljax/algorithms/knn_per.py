@@ -33,12 +33,12 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     Ledger,
+    MethodReport,
     Params,
     Prediction,
     PyTree,
-    Report,
 )
-from pfljax.local.batches import of_examples, sum_over_examples
+from pfljax.local.batches import over_examples, sum_over_examples
 from pfljax.local.problem import Problem
 from pfljax.settings.method import hyperparameter, method
 
@@ -110,7 +110,7 @@ class KNNPer:
                 return model.features(params, x)
 
             stored = Datastore(
-                features=of_examples(features, data.train),
+                features=over_examples(features, data.train),
                 y=data.train.y[...],
                 size=data.train.size,
                 scale=jnp.asarray(self.scale, jnp.float32),
@@ -155,7 +155,7 @@ class KNNPer:
                 context: ClientContext, models: Params, row: PyTree, data: ClientData
             ) -> Prediction:
                 tuned = tuning.train_newcomer(context, data, start=tree.first(models), rounds=1)
-                return Prediction.one(tuned, inputs=remember(tuned, data))
+                return Prediction.single(tuned, inputs=remember(tuned, data))
 
             return dataclasses.replace(algorithm, predict=predict)
 
@@ -166,7 +166,9 @@ class KNNPer:
             ),
             predict=predict,
             apply=apply,
-            report=Report("the global model, interpolated with each client's nearest neighbors"),
+            report=MethodReport(
+                "the global model, interpolated with each client's nearest neighbors"
+            ),
         )
         algorithm = dataclasses.replace(algorithm, fine_tuned=fine_tuned)
         return algorithm

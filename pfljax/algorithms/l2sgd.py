@@ -90,7 +90,7 @@ class L2SGD:
             """Newcomers train from the mean for one round."""
             mean = tree.first(models)
             model = problem.train_newcomer(context, data, start=mean, rounds=1)
-            return Prediction.one(model)
+            return Prediction.single(model)
 
         # mean <- sum_k n_k x_k / sum_k n_k, which is what `averaging` does without a `server_step`.
         return averaging(

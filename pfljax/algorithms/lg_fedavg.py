@@ -16,7 +16,7 @@ import dataclasses
 
 from pfljax.algorithms.common.layers import sharing_layers
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Algorithm, Params, PyTree, Report
+from pfljax.contract.types import Algorithm, MethodReport, Params, PyTree
 from pfljax.local.problem import Problem
 from pfljax.settings.method import hyperparameter, method
 
@@ -44,5 +44,5 @@ class LGFedAvg:
             """theta: the last layers."""
             return problem.model.mask(params, num_shared)
 
-        report = Report(scored="the shared upper layers on each client's own lower ones")
+        report = MethodReport(scored="the shared upper layers on each client's own lower ones")
         return sharing_layers(problem, shared, report=report)

@@ -16,6 +16,7 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     First,
     Key,
     Ledger,
@@ -25,7 +26,6 @@ from pfljax.contract.types import (
     PyTree,
     Start,
     State,
-    Told,
     Topology,
     Upload,
 )
@@ -41,16 +41,18 @@ class Local:
     def build(self, problem: Problem) -> Algorithm:
         def first_row(key: Key, client: Array, start: Start) -> First:
             """A client's row is its optimizer's state."""
-            own = problem.init_personal(key, client, common=problem.model.network.fixed)
-            return First(row=own.opt_state, model=own.params)
+            personal = problem.init_personal(key, client, common=problem.model.network.fixed)
+            return First(row=personal.opt_state, model=personal.params)
 
         def client_update(
             context: ClientContext, models: Params, opt_state: PyTree, data: ClientData
         ) -> ClientOutput:
-            own = Personal(tree.first(models), opt_state)
-            own, loss = problem.fit_personal(context, own, data.train)
+            personal = Personal(tree.first(models), opt_state)
+            personal, loss = problem.fit_personal(context, personal, data.train)
             return ClientOutput(
-                row=own.opt_state, upload=Upload(tree.stack_one(own.params)), told=Told(loss)
+                row=personal.opt_state,
+                upload=Upload(tree.stack_one(personal.params)),
+                report=ClientReport(loss),
             )
 
         def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
@@ -58,7 +60,7 @@ class Local:
 
         def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
             """Newcomers train alone, too."""
-            return Prediction.one(problem.train_newcomer(context, data))
+            return Prediction.single(problem.train_newcomer(context, data))
 
         return Algorithm(
             first_row=first_row,

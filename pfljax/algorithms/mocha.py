@@ -39,15 +39,15 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     First,
     Key,
+    MethodReport,
     Metrics,
     Params,
     Prediction,
-    Report,
     Start,
     State,
-    Told,
     Upload,
 )
 from pfljax.local.batches import Batch
@@ -64,7 +64,7 @@ class Pull(NamedTuple):
     """
 
     others: Params
-    own: Array
+    self_weight: Array
 
 
 class Server(NamedTuple):
@@ -123,7 +123,7 @@ class MOCHA:
                 """l_k(w_k) + mu / 2 ((Omega^-1)_kk |w_k|^2 + 2 w_k . u_k)."""
                 weights = last_layer(params)
                 square = tree.inner(weights, weights)
-                penalty = pull.own * square + 2 * tree.inner(weights, pull.others)
+                penalty = pull.self_weight * square + 2 * tree.inner(weights, pull.others)
                 return solver.mean_loss(params, batch) + self.mu / 2 * penalty
 
             # w_k takes local steps, as do the layers below it.
@@ -134,7 +134,7 @@ class MOCHA:
             return ClientOutput(
                 row=personal,
                 upload=Upload(update=tree.stack_one(weights)),
-                told=Told(loss),
+                report=ClientReport(loss),
             )
 
         # ---- The server.
@@ -145,7 +145,7 @@ class MOCHA:
             precision = jnp.linalg.inv(server.omega + self.ridge / num_clients * identity)
             off_diagonal = precision * (1 - identity)
             others = problem.plan.mix(off_diagonal, server.weights)
-            return Pull(others=others, own=jnp.diagonal(precision))
+            return Pull(others=others, self_weight=jnp.diagonal(precision))
 
         def start(key: Key, clients: ClientData) -> Start:
             # W: the last layers of the models that the clients begin with.
@@ -173,12 +173,12 @@ class MOCHA:
         def predict(
             context: ClientContext, pulls: Pull, personal: Personal, data: ClientData
         ) -> Prediction:
-            return Prediction.one(personal.params)
+            return Prediction.single(personal.params)
 
         def adapt(context: ClientContext, pulls: Pull, data: ClientData) -> Prediction:
             """Newcomers train alone."""
             model = problem.train_newcomer(context, data)
-            return Prediction.one(model)
+            return Prediction.single(model)
 
         return one_for_each(
             start=start,
@@ -187,7 +187,7 @@ class MOCHA:
             server_update=server_update,
             predict=predict,
             adapt=adapt,
-            report=Report(scored="each client's own model"),
+            report=MethodReport(scored="each client's own model"),
             sends="models",
         )
 

@@ -19,7 +19,7 @@ import dataclasses
 
 from pfljax.algorithms.common.layers import Phase, named, sharing_layers
 from pfljax.contract import tree
-from pfljax.contract.types import Algorithm, Params, PyTree, Report
+from pfljax.contract.types import Algorithm, MethodReport, Params, PyTree
 from pfljax.local.problem import Problem
 from pfljax.settings.method import hyperparameter, method
 
@@ -69,5 +69,5 @@ def partial(problem: Problem, personal: str, epochs: int | None = None) -> Algor
     # FedSim has no phases: it trains u and v_k together.
     # FedAlt: v_k, u fixed; then u, v_k fixed.
     phases = [] if epochs is None else [Phase(is_personal, epochs), Phase(is_shared)]
-    report = Report(scored="each client's own parameters with the shared ones")
+    report = MethodReport(scored="each client's own parameters with the shared ones")
     return sharing_layers(problem, is_shared, phases=phases, report=report)

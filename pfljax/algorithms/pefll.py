@@ -40,17 +40,17 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     Key,
     Ledger,
+    MethodReport,
     Metrics,
     Params,
     Prediction,
     PyTree,
-    Report,
     Split,
     Start,
     State,
-    Told,
     Topology,
     Traffic,
     Upload,
@@ -153,7 +153,7 @@ class PeFLL:
             return ClientOutput(
                 row=(),
                 upload=Upload(tree.stack_one(phi_gradient)),
-                told=Told(
+                report=ClientReport(
                     loss=trained.losses[0],
                     entries={"descriptor": v, "change": tree.first(change)},
                 ),
@@ -179,18 +179,18 @@ class PeFLL:
 
         def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
             server: Server = state.server.state
-            told = aggregate.told.entries
+            report = aggregate.report.entries
             num_received = aggregate.num_sent[0]
             share = 1 / jnp.maximum(num_received, 1)
 
             # The mean product of h over the cohort
-            scaled = (told["descriptor"] - server.center) / server.scale
+            scaled = (report["descriptor"] - server.center) / server.scale
 
             def generate_cohort(network: Network) -> Params:
                 return hypernetwork.generate(network, scaled)
 
             _, pull_back = jax.vjp(generate_cohort, server.network)
-            change = tree.scale(told["change"], aggregate.sent[:, 0] * share)
+            change = tree.scale(report["change"], aggregate.sent[:, 0] * share)
             (network_gradient,) = pull_back(change)
 
             # The mean product of phi, and a step along both
@@ -233,7 +233,7 @@ class PeFLL:
                 gradients=1,
                 unaccounted="the descriptors, and the embedding network's gradients",
             ),
-            report=Report("each client's generated model"),
+            report=MethodReport("each client's generated model"),
             traffic=traffic,
         )
 

@@ -31,10 +31,10 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     Ledger,
+    MethodReport,
     Params,
     Prediction,
     PyTree,
-    Report,
     Trained,
 )
 from pfljax.local.problem import Problem, SlopeFunction
@@ -119,7 +119,7 @@ class PerFedAvg:
                 return subtract_scaled(theta, gradient, self.personal_learning_rate)
 
             adapted = jax.lax.fori_loop(0, self.adapt_steps, adapt_step, theta)
-            return Prediction.one(joined(adapted, statistics))
+            return Prediction.single(joined(adapted, statistics))
 
         # Each mini-batch serves as D', as D and, with hessian_free, twice as D''.
         num_gradients = 4 if hessian_free else 2
@@ -133,7 +133,7 @@ class PerFedAvg:
             train=train,
             ledger=Ledger(gradients=num_gradients),
             predict=predict,
-            report=Report(scored),
+            report=MethodReport(scored),
         )
 
 

@@ -110,7 +110,7 @@ class PerAda:
 
             def objective(params: Params, batch: Batch) -> Array:
                 distance = solver.squared_distance(params, global_model)
-                mean_loss = solver.mean_loss(params, batch.of_model(1))
+                mean_loss = solver.mean_loss(params, batch.for_model(1))
                 return mean_loss + self.mu / 2 * distance
 
             return objective
@@ -147,7 +147,7 @@ class PerAda:
             """Newcomers train a model from w, regularized toward it."""
             global_model = tree.first(models)
             params = problem.train_newcomer(context, data, near(global_model), start=global_model)
-            return Prediction.one(params)
+            return Prediction.single(params)
 
         # ---- The server.
 

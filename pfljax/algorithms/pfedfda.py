@@ -38,22 +38,22 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     Key,
     Ledger,
+    MethodReport,
     Metrics,
     Mode,
     Params,
     Prediction,
     PyTree,
-    Report,
     Split,
     Start,
     State,
-    Told,
     Topology,
     Upload,
 )
-from pfljax.local.batches import of_examples
+from pfljax.local.batches import over_examples
 from pfljax.local.problem import Problem
 from pfljax.settings.method import hyperparameter, method
 
@@ -169,7 +169,7 @@ class PFedFDA:
                     update=tree.subtract(tree.stack_one(new), models),
                     weight=jnp.float32(data.train.size)[None],
                 ),
-                told=Told(trained.losses[0]),
+                report=ClientReport(trained.losses[0]),
                 opt_state=trained.opt_state,
             )
 
@@ -180,16 +180,16 @@ class PFedFDA:
                 return model.features(with_no_head(body), x), jax.nn.one_hot(y, num_classes)
 
             # mu_k and Sigma_k
-            features, labels = of_examples(features_and_labels, split)
-            own = estimate(features, labels, received.means, self.ridge, FEW)
+            features, labels = over_examples(features_and_labels, split)
+            local_gaussians = estimate(features, labels, received.means, self.ridge, FEW)
 
             # a and b
             if self.beta is not None:
-                return mix(own, received, self.beta, self.beta)
+                return mix(local_gaussians, received, self.beta, self.beta)
             shares = class_shares(split, num_classes)
             table = cross_validate(features, labels, received, shares, self.ridge)
             a, b = best(table, equal=self.coefficients == "one")
-            return mix(own, received, a, b)
+            return mix(local_gaussians, received, a, b)
 
         # ---- The server.
 
@@ -236,7 +236,7 @@ class PFedFDA:
                 gradients=1,
                 unaccounted="means and covariances of features, and class counts in the head",
             ),
-            report=Report(
+            report=MethodReport(
                 scored="the global body with a head of the Gaussians that each client has adapted"
             ),
         )
@@ -288,15 +288,17 @@ def estimate(
     return Gaussians(means, scatter + ridge * jnp.eye(features.shape[1]))
 
 
-def blend(weight: Array | float, own: Array, received: Array) -> Array:
+def blend(weight: Array | float, local_gaussians: Array, received: Array) -> Array:
     """weight own + (1 - weight) received."""
-    return weight * own + (1 - weight) * received
+    return weight * local_gaussians + (1 - weight) * received
 
 
-def mix(own: Gaussians, received: Gaussians, a: Array | float, b: Array | float) -> Gaussians:
+def mix(
+    local_gaussians: Gaussians, received: Gaussians, a: Array | float, b: Array | float
+) -> Gaussians:
     """mu' = a mu_k + (1 - a) mu and Sigma' = b Sigma_k + (1 - b) Sigma."""
-    means = blend(a, own.means, received.means)
-    return Gaussians(means, blend(b, own.covariance, received.covariance))
+    means = blend(a, local_gaussians.means, received.means)
+    return Gaussians(means, blend(b, local_gaussians.covariance, received.covariance))
 
 
 def cross_validate(
@@ -318,31 +320,31 @@ def cross_validate(
     number_in_class = (jnp.cumsum(labels, axis=0) * labels).sum(axis=1)
     first_half = (number_in_class % 2)[:, None]
 
-    def entropies(held_out: Array, own: Gaussians, b: Array) -> Array:
+    def entropies(held_out: Array, local_gaussians: Gaussians, b: Array) -> Array:
         """(NUM_VALUES,), for each a, on the held-out labels (n, C)."""
         # Only S depends on b, so the weights for all a are mixtures of those for mu_k and for mu.
-        covariance = mix(own, received, b, b).covariance
-        both_means = jnp.concatenate([own.means, received.means])
+        covariance = mix(local_gaussians, received, b, b).covariance
+        both_means = jnp.concatenate([local_gaussians.means, received.means])
         own_weights, received_weights = jnp.split(solve(covariance, both_means), 2, axis=1)
 
         a = values[:, None, None]
-        means = blend(a, own.means, received.means)
+        means = blend(a, local_gaussians.means, received.means)
         weights = blend(a, own_weights.T, received_weights.T)
         offsets = jnp.log(shares) - (means * weights).sum(axis=2) / 2
         products = blend(a, features @ own_weights, features @ received_weights)
         logs = jax.nn.log_softmax(products + offsets[:, None])
         return -(held_out * logs).sum(axis=(1, 2)) / jnp.maximum(held_out.sum(), 1)
 
-    def of_half(held_out: Array) -> Array:
-        own = estimate(features, labels - held_out, received.means, ridge)
+    def half_losses(held_out: Array) -> Array:
+        local_gaussians = estimate(features, labels - held_out, received.means, ridge)
 
-        def of_value(carry: tuple[()], b: Array) -> tuple[tuple[()], Array]:
-            return carry, entropies(held_out, own, b)
+        def value_losses(carry: tuple[()], b: Array) -> tuple[tuple[()], Array]:
+            return carry, entropies(held_out, local_gaussians, b)
 
-        _, table = jax.lax.scan(of_value, (), values)
+        _, table = jax.lax.scan(value_losses, (), values)
         return table
 
-    return of_half(labels * first_half) + of_half(labels * (1 - first_half))
+    return half_losses(labels * first_half) + half_losses(labels * (1 - first_half))
 
 
 def best(table: Array, equal: bool) -> tuple[Array, Array]:
@@ -350,5 +352,5 @@ def best(table: Array, equal: bool) -> tuple[Array, Array]:
     if equal:
         table = jnp.where(jnp.eye(NUM_VALUES, dtype=bool), table, jnp.inf)
     values = jnp.linspace(0, 1, NUM_VALUES)
-    place = jnp.argmin(table)
-    return values[place % NUM_VALUES], values[place // NUM_VALUES]
+    best_index = jnp.argmin(table)
+    return values[best_index % NUM_VALUES], values[best_index // NUM_VALUES]

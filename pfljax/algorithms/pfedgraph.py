@@ -36,10 +36,10 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     Key,
+    MethodReport,
     Metrics,
     Params,
     PyTree,
-    Report,
     Start,
     State,
     Topology,
@@ -138,7 +138,7 @@ class PFedGraph:
             start=start,
             server_update=server_update,
             objective=objective_near,
-            report=Report(
+            report=MethodReport(
                 scored="each client's own model",
                 collaboration=heaviest,
                 topology=Topology.PEERS,

@@ -42,15 +42,15 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     Key,
+    MethodReport,
     Metrics,
     Params,
     Prediction,
     PyTree,
-    Report,
     Start,
     State,
-    Told,
     Upload,
 )
 from pfljax.local.problem import Problem
@@ -130,7 +130,7 @@ class PFedHN:
             return ClientOutput(
                 row=(),
                 upload=Upload(tree.subtract(trained.models, models)),
-                told=Told(trained.losses[0]),
+                report=ClientReport(trained.losses[0]),
                 opt_state=trained.opt_state,
                 sent=(data.train.size > 0)[None],
             )
@@ -177,7 +177,7 @@ class PFedHN:
 
         def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
             model = hypernetwork.train_newcomer(problem, optimizer, context.server, context, data)
-            return Prediction.one(model)
+            return Prediction.single(model)
 
         return one_for_each(
             start=start,
@@ -185,5 +185,5 @@ class PFedHN:
             server_update=server_update,
             predict=predict,
             adapt=adapt,
-            report=Report(scored="each client's generated model"),
+            report=MethodReport(scored="each client's generated model"),
         )

@@ -42,19 +42,19 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     First,
     Key,
     Ledger,
+    MethodReport,
     Metrics,
     Mode,
     Params,
     Prediction,
     PyTree,
-    Report,
     Split,
     Start,
     State,
-    Told,
     Topology,
     Trained,
     Upload,
@@ -206,7 +206,7 @@ class PFedMB:
             return ClientOutput(
                 row=trained.row,
                 upload=Upload(sums={"branches": tree.stack_one(weighted)}, count=weight[None]),
-                told=Told(trained.losses[0]),
+                report=ClientReport(trained.losses[0]),
                 opt_state=trained.opt_state,
                 sent=(size > 0)[None],
             )
@@ -238,7 +238,7 @@ class PFedMB:
         def mixture(models: Params, alpha_params: Array) -> Prediction:
             """W and alpha^i, mixed."""
             alpha = alpha_of(alpha_params)
-            return Prediction.one(mix(problem, alpha, tree.first(models)))
+            return Prediction.single(mix(problem, alpha, tree.first(models)))
 
         def train_newcomer_alpha(context: ClientContext, models: Params, data: ClientData) -> Array:
             """The parameters of a newcomer's alpha, which it trains for all rounds, W fixed."""
@@ -298,7 +298,7 @@ class PFedMB:
             adapt=adapt,
             fine_tuned=fine_tuned,
             ledger=Ledger(gradients=1, passes=2),  # l. 19 and l. 20
-            report=Report(
+            report=MethodReport(
                 scored="each client's mixture of the branches",
                 collaboration=collaboration,
                 topology=Topology.SHARED,

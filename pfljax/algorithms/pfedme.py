@@ -30,9 +30,9 @@ from pfljax.contract.types import (
     ClientData,
     Key,
     Ledger,
+    MethodReport,
     Params,
     Prediction,
-    Report,
     Trained,
 )
 from pfljax.local.problem import Problem, SlopeFunction
@@ -120,11 +120,11 @@ class PFedMe:
 
             def step(_: Array, theta: Params) -> Params:
                 _, gradient = solver.loss_and_gradient(joined(theta, statistics), data.train)
-                of_params, _ = solver.without_statistics(gradient)
-                return toward_minimum(theta, of_params, w)
+                param_gradient, _ = solver.without_statistics(gradient)
+                return toward_minimum(theta, param_gradient, w)
 
             theta = jax.lax.fori_loop(0, self.personal_steps, step, w)
-            return Prediction.one(joined(theta, statistics))
+            return Prediction.single(joined(theta, statistics))
 
         return averaging(
             problem,
@@ -134,5 +134,5 @@ class PFedMe:
             server_optimizer=optax.sgd(self.beta),
             own_model=own_model,
             adapt=adapt,
-            report=Report(scored="each client's theta"),
+            report=MethodReport(scored="each client's theta"),
         )

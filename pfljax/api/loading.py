@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import optax
 
@@ -50,7 +50,7 @@ class Folder(NamedTuple):
     clients: RecordedClients | None
 
     @property
-    def client_store(self) -> str:
+    def client_store(self) -> Literal["device", "disk"]:
         """A store that reads the clients' rows."""
         return "disk" if (self.out / folders.CLIENTS).is_dir() else "device"
 

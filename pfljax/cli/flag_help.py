@@ -208,8 +208,8 @@ HELP: Mapping[str, str] = {
     "num_processes": "Number of processes. Default: detected with --coordinator=auto.",
     "process_id": "Number of this process, from 0. Default: detected with --coordinator=auto.",
     "eval_every": "Number of rounds between evaluations.",
-    "checkpoint_every": "Rounds between checkpoints, or seconds, such as 60s. auto: a minute, or longer if saving would "
-    "take more than a tenth of the time.",
+    "checkpoint_every": "Rounds between checkpoints, or seconds, such as 60s. auto: a minute, or longer if "
+    "saving would take more than a tenth of the time.",
     "score": "Score by which clients, rounds and methods are ordered and tuned: accuracy, loss, or a metric as in "
     "--metrics. Default: accuracy, or loss for regression.",
     "never_trained": "Model that serves clients that have never trained, for methods with a global model: global, or "

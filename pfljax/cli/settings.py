@@ -215,7 +215,7 @@ class Settings:
             if not owner or error.owner:
                 raise
             # other classes have a field of this name, too
-            raise error.of(owner) from error.__cause__
+            raise error.with_owner(owner) from error.__cause__
 
     def check_out(self) -> None:
         """Raises `ArgumentError` if --out cannot be written to. The first process checks, as it writes the files."""

@@ -53,7 +53,7 @@ class ArgumentError(ValueError):
         self.owner = owner
         super().__init__(self.line(f"{owner}.{argument}" if owner else argument))
 
-    def of(self, owner: str) -> ArgumentError:
+    def with_owner(self, owner: str) -> ArgumentError:
         """The same error for a hyperparameter of the method registered as `owner`."""
         return ArgumentError(self.argument, self.text, self.value, owner=owner)
 

@@ -13,7 +13,9 @@ REPLACED = {
     r"\baveraging\([^)]*\b(row|own|beside|server)=": "averaging has first_row=, own_model=, server_optimizer=",
     r"\bsharing_layers\([^)]*\bserver=": "sharing_layers has server_optimizer=",
     r"\.alone\(|\bproblem\.newcomer\b": "alone is problem.train_newcomer",
-    r"\baggregate\.report\b": "aggregate.report is aggregate.told.entries",
+    r"aggregate\.report\[|told=|\.told|Told\(": "told is report, a pfl.ClientReport with entries",
+    r"whom=": "whom is select_models",
+    r"Prediction\.one\(": "Prediction.one is Prediction.single",
     r"\baggregate\.upload\[|\bweighted\(": "uploads are pfl.author.Upload(update, weight), not dicts",
     r"\bstate\._replace\((models|server|clients)=": "state._replace is state.with_models, with_server or with_rows",
 }

@@ -95,7 +95,7 @@ class Pooled(LazyArray):
         release(pool)
         return rows
 
-    def of_run(self, run: int) -> Pooled:
+    def for_run(self, run: int) -> Pooled:
         """The examples of one of several runs, which are stacked on the leading axis."""
         return jax.tree.map(lambda leaf: leaf[run], self)
 

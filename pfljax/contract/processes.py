@@ -174,8 +174,8 @@ def first(check: Callable[[], None]) -> None:
         except ArgumentError as raised:
             error = raised
             value = None if raised.value is None else str(raised.value)[:CUT]
-            parts = (raised.argument, raised.text[:CUT], value, raised.owner)
-            encoded = np.frombuffer(json.dumps(parts).encode(), np.uint8)
+            fields = (raised.argument, raised.text[:CUT], value, raised.owner)
+            encoded = np.frombuffer(json.dumps(fields).encode(), np.uint8)
             message[: len(encoded)] = encoded
     message = multihost_utils.broadcast_one_to_all(message)
     if error is not None:

@@ -262,7 +262,7 @@ class Trained(NamedTuple):
         sums: Trees that the server adds up over the round's clients, by name.
         count: Weights of `sums`, such as examples of each class, if these are not `weight`; added up, too.
         square: () weight times the squared norm of the client's update, if the server needs it.
-        told: What else the server sees of this client, by name. Scalars are free, all else counts as uploaded.
+        report: What else the server sees of this client, by name. Scalars are free, all else counts as uploaded.
     """
 
     models: Params
@@ -274,7 +274,7 @@ class Trained(NamedTuple):
     sums: Mapping[str, PyTree] = {}
     count: Array | None = None
     square: Array | None = None
-    told: Mapping[str, PyTree] = {}
+    report: Mapping[str, PyTree] = {}
 
 
 class Mixture(NamedTuple):
@@ -294,7 +294,7 @@ class Prediction(NamedTuple):
 
     Attributes:
         models: Models of its own, leaves (J, ...); (): the models that it received.
-        weights: (J,), on the simplex; None: those of `Algorithm.whom`, or equal weights for models of its own.
+        weights: (J,), on the simplex; None: those of `Algorithm.select_models`, or equal weights for models of its own.
         index: (J,) int32, places of the models that it uses among those received; None: all of them, in order.
         inputs: Further inputs of `Algorithm.apply`.
     """
@@ -305,7 +305,7 @@ class Prediction(NamedTuple):
     inputs: PyTree = ()
 
     @classmethod
-    def one(cls, model: Params, inputs: PyTree = ()) -> Prediction:
+    def single(cls, model: Params, inputs: PyTree = ()) -> Prediction:
         """A prediction with one model (...) of the client's own."""
         return cls(jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], model), inputs=inputs)
 
@@ -345,7 +345,7 @@ class Upload(NamedTuple):
     count: Array | None = None
 
 
-class Told(NamedTuple):
+class ClientReport(NamedTuple):
     """What the server sees of one client. Scalars are free; everything else counts as uploaded.
 
     Attributes:
@@ -386,7 +386,7 @@ class ClientOutput(NamedTuple):
     Attributes:
         row: The client's next row.
         upload: What it sends back for each received model.
-        told: What the server sees of it.
+        report: What the server sees of it.
         opt_state: Optimizer states of the received models that the engine keeps for this client, if the run says so;
             `Trained.opt_state`.
         sent: (J,) or (J',) bool: which contributions are sent; None: those with a positive weight, or all.
@@ -397,7 +397,7 @@ class ClientOutput(NamedTuple):
 
     row: PyTree
     upload: Upload
-    told: Told
+    report: ClientReport
     opt_state: PyTree = ()
     sent: Array | None = None
     mixing_weights: Array | None = None
@@ -412,7 +412,7 @@ class Aggregate(NamedTuple):
         upload: Sums over clients, leaves (N, ...): of w_k u_k as `update`, of w_k as `weight`, of `sums` and `count`.
         num_sent: (N,) int32, number of contributions to each model.
         sent: (S, J) bool, which contributions were sent.
-        told: What each client told, leaves (S, ...).
+        report: What each client told, leaves (S, ...).
         participation: What became of each client, leaves (S,).
         notes: What the stages tell of each client, leaves (S, ...), by the stage's name.
     """
@@ -420,7 +420,7 @@ class Aggregate(NamedTuple):
     upload: Upload
     num_sent: Array
     sent: Array
-    told: Told
+    report: ClientReport
     participation: Participation = Participation()
     notes: dict[str, PyTree] = NO_TREES
 
@@ -460,7 +460,7 @@ class Ledger:
         if not isinstance(self.unaccounted, str):
             raise ArgumentError("unaccounted", "accepted: text", self.unaccounted)
 
-    def beside(self, text: str) -> Ledger:
+    def with_unaccounted(self, text: str) -> Ledger:
         """The ledger with one more entry in `unaccounted`."""
         entries = self.unaccounted.split("; ") if self.unaccounted else []
         if text in entries:
@@ -469,7 +469,7 @@ class Ledger:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class MethodReport:
     """Extra entries for the plan, summary and pages.
 
     Attributes:
@@ -552,14 +552,14 @@ class Algorithm:
         client_update: (context, models, row, data) -> ClientOutput: a client's work on its J received models. Arrays
             in the data are read by indexing (`y[...]` reads everything); x may be a tree, see `views.read`.
         server_update: (key, state, aggregate) -> (State, Metrics): updates the owners and the server.
-        whom: (context, row, size) -> Mixture: whose models a client predicts with; `size` is n_k. None: its own model,
+        select_models: (context, row, size) -> Mixture: whose models a client predicts with; `size`: n_k. None: its own,
             or under "shared" all N models, equally.
         predict: (context, models, row, data) -> Prediction: what a client makes of these models (J, ...) before it
-            predicts; may train, but never changes the row. None: it mixes their predictions with the weights of `whom`.
+            predicts; may train, but never changes the row. None: it mixes their predictions by `select_models`.
         apply: (models (J, ...), inputs, x (B, *features)) -> logits (B, C), or values (B,), for predictions that are no
             mixture of the models' predictions, with the `inputs` of a Prediction; None: the mixture.
         adapt: (context, models, data) -> Prediction of a client unseen in training. `models` are all N models, or ()
-            under "own"; an index refers to them. None, under "shared": `whom` and `predict`, with an
+            under "own"; an index refers to them. None, under "shared": `select_models` and `predict`, with an
             empty row. Otherwise, unseen clients require it. Under "peers", clients that were never in a cohort use it,
             too, with a few clients' models; see `stages.latecomers`.
         global_model: (models (J, ...)) -> Prediction: what a client that has never trained predicts with in place of
@@ -599,7 +599,7 @@ class Algorithm:
     start: Callable[[Key, ClientData], Start] = lambda key, clients: Start()
     first_row: Callable[[Key, Array, Start], First] = lambda key, client, start: First()
     download: Callable[[ClientContext, PyTree, Cohort], Array] | None = None
-    whom: Callable[[ClientContext, PyTree, Array], Mixture] | None = None
+    select_models: Callable[[ClientContext, PyTree, Array], Mixture] | None = None
     predict: Callable[[ClientContext, Params, PyTree, ClientData], Prediction] | None = None
     apply: Callable[[Params, PyTree, Array], Array] | None = None
     adapt: Callable[[ClientContext, Params, ClientData], Prediction] | None = None
@@ -607,7 +607,7 @@ class Algorithm:
     sample: Callable[[Key, State, ClientData], Array] | None = None
     fine_tuned: Callable[[int], Algorithm] | None = None
     exchanges: int = 1
-    report: Report = Report()
+    report: MethodReport = MethodReport()
     via_server: bool = False
     averages: bool = False
     changes: tuple[str, ...] = ()

@@ -37,8 +37,8 @@ def pack(arrays: Sequence[Array], num_leading: int = 0) -> Packed:
     packed_array = flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=-1)
 
     def unpack(packed: Array) -> list[Array]:
-        parts = jnp.split(packed, ends[:-1], axis=-1)
-        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+        pieces = jnp.split(packed, ends[:-1], axis=-1)
+        return [part.reshape(shape) for part, shape in zip(pieces, shapes, strict=True)]
 
     return Packed(packed_array, unpack)
 

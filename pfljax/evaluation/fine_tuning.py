@@ -48,7 +48,7 @@ def fine_tuned(problem: Problem, algorithm: Algorithm, epochs: int) -> Algorithm
 
     scored = f"{algorithm.report.scored}, fine-tuned by each client on its training data"
     report = dataclasses.replace(tuned.report, scored=scored)
-    ledger = algorithm.ledger.beside("fine-tuning before evaluation")
+    ledger = algorithm.ledger.with_unaccounted("fine-tuning before evaluation")
     return dataclasses.replace(tuned, report=report, ledger=ledger)
 
 

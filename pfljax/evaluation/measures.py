@@ -20,7 +20,7 @@ import numpy as np
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Algorithm, Array, Prediction, PyTree, Split
 from pfljax.evaluation.metrics import outputs, score_of_task
-from pfljax.local.batches import of_examples
+from pfljax.local.batches import over_examples
 from pfljax.local.problem import Problem
 from pfljax.settings.fields import checked, in_their_case, nearest
 
@@ -346,7 +346,7 @@ def outputs_of(
     def of_block(x: PyTree, y: Array) -> dict[str, Array]:
         return {"outputs": outputs(problem, algorithm, prediction, x), "y": y}
 
-    return of_examples(of_block, split) | {"size": split.size}
+    return over_examples(of_block, split) | {"size": split.size}
 
 
 def row_bytes(problem: Problem, num_examples: int) -> int:

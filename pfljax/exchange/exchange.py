@@ -53,7 +53,7 @@ class Clients:
 class Results(NamedTuple):
     """What an exchange hands to the server of each client, as in `Aggregate`."""
 
-    told: PyTree
+    report: PyTree
     participation: Participation
     notes: dict[str, PyTree]
 
@@ -99,9 +99,9 @@ class Exchange:
                 axis_names={AXIS},
                 check_vma=False,
             )
-        of_clients, collected = on_device(models, clients, real, common)
+        client_results, collected = on_device(models, clients, real, common)
 
-        rows, results, sent = layout.cut(of_clients)
+        rows, results, sent = layout.cut(client_results)
         if route.sums_held:
             collected = layout.cut(collected, route.sums_held)
         sums, num_sent = collected
@@ -110,7 +110,7 @@ class Exchange:
             upload=upload,
             num_sent=num_sent,
             sent=sent,
-            told=results.told,
+            report=results.report,
             participation=results.participation,
             notes=results.notes,
         )
@@ -157,8 +157,8 @@ class Exchange:
 
         if route.sums_held:
             contributions = order.undo(contributions, route.sums_held)
-        of_clients = order.undo((rows, results, sent))
-        return of_clients, route.collect(contributions)
+        client_results = order.undo((rows, results, sent))
+        return client_results, route.collect(contributions)
 
     def _step(
         self,
@@ -194,7 +194,7 @@ class Exchange:
 
         sent = jnp.pad(sent, ((0, 0), (0, num_received - num_sent)))
         rows = replace(rows, at, out.row)
-        results = Results(out.told, out.participation, out.notes)
+        results = Results(out.report, out.participation, out.notes)
         next_rows = block(rows, at + width, width)
         return (rows, contributions, next_rows), (results, sent)
 

@@ -85,7 +85,7 @@ class PythonPlan(ExecutionPlan):
             upload=upload,
             num_sent=count,
             sent=sent,
-            told=stacked.told,
+            report=stacked.report,
             participation=stacked.participation,
             notes=stacked.notes,
         )

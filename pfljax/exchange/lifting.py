@@ -126,7 +126,7 @@ def download(
 
 
 @precisely
-def whom(
+def select_models(
     algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, ids: Array, sizes: Array
 ) -> Mixture:
     """Whose models clients `ids` (n,) predict with, leaves (n, J).
@@ -151,8 +151,8 @@ def _client_mixture(
     algorithm: Algorithm, context: ClientContext, models: Params, row: PyTree, size: Array
 ) -> Mixture:
     """Whose models one client predicts with: as the method says, its own, or all of them equally."""
-    if algorithm.whom is not None:
-        return algorithm.whom(context, row, size)
+    if algorithm.select_models is not None:
+        return algorithm.select_models(context, row, size)
     if algorithm.topology.first_is_own:
         return Mixture(context.client[None], jnp.ones((1,)))
     num_models = tree.num_rows(models)
@@ -197,7 +197,7 @@ def serve(
         ids: (n,) int32 numbers of the clients.
         clients: Their data, stacked.
         inputs: Further inputs of `use`, stacked.
-        mixture: What `whom` returned, if the models in its index were fetched.
+        mixture: What `select_models` returned, if the models in its index were fetched.
         trained: (n,) bool, whether they have ever trained; see `Algorithm.global_model`. None: all have.
     """
     topology = algorithm.topology
@@ -205,7 +205,7 @@ def serve(
     if topology.first_is_own and (mixture is not None or not topology.reads_others):
         topology = Topology.OWN
     if mixture is None:
-        mixture = whom(algorithm, plan, key, state, ids, clients.train.size)
+        mixture = select_models(algorithm, plan, key, state, ids, clients.train.size)
 
     def client(models: Params, _: PyTree, data: tuple, server: PyTree) -> ClientOutput:
         number, row, client_data, mixture, inputs, trained = data
@@ -224,7 +224,7 @@ def serve(
             prediction = _either(trained, prediction, instead)
         prediction = _tuned(algorithm, key, context, prediction, client_data)
         served: Any = Served(use(prediction, inputs), used)
-        return ClientOutput(row=(), upload=Upload(), told=served)
+        return ClientOutput(row=(), upload=Upload(), report=served)
 
     _, aggregate = plan.exchange(
         client,
@@ -235,7 +235,7 @@ def serve(
         topology=topology,
         common=state.server.state,
     )
-    served: Any = aggregate.told
+    served: Any = aggregate.report
     return served
 
 
@@ -254,7 +254,7 @@ def serve_some(
     all_clients = (state.clients, clients, inputs, trained)
     rows, clients, inputs, trained = plan.take_rows(all_clients, ids)
     some = state._replace(clients=rows)
-    mixture = whom(algorithm, plan, key, some, ids, clients.train.size)
+    mixture = select_models(algorithm, plan, key, some, ids, clients.train.size)
     if algorithm.topology.reads_others:
         models = plan.take_rows(state.models, mixture.index.reshape(-1))
         some = some.with_models(models)
@@ -289,7 +289,7 @@ def serve_newcomers(
             prediction = _predict(algorithm, context, received, (), client_data)
             prediction = resolved(prediction, received, weights)
         prediction = _tuned(algorithm, key, context, prediction, client_data)
-        return ClientOutput(row=(), upload=Upload(), told=use(prediction, inputs))
+        return ClientOutput(row=(), upload=Upload(), report=use(prediction, inputs))
 
     models = state.models if algorithm.topology.moves else ()
     _, aggregate = plan.exchange(
@@ -301,7 +301,7 @@ def serve_newcomers(
         topology=Topology.SHARED,
         common=(models, state.server.state),
     )
-    return aggregate.told
+    return aggregate.report
 
 
 def _predict(
@@ -374,7 +374,7 @@ def _recorded(context: ClientContext, prediction: Prediction, mixture: Mixture) 
     return {"index": mixture.index[positions], "weights": weights}
 
 
-def recorded_topology(topology: Topology, made: Prediction, width: int) -> Topology:
+def recorded_topology(topology: Topology, predicted: Prediction, width: int) -> Topology:
     """Topology of the models that a run records as used by its clients.
 
     Args:
@@ -382,7 +382,7 @@ def recorded_topology(topology: Topology, made: Prediction, width: int) -> Topol
         made: Shapes of what a client's `predict` returns.
         width: J of its mixture.
     """
-    leaves = jax.tree.leaves(made.models)
+    leaves = jax.tree.leaves(predicted.models)
     if leaves and leaves[0].shape[0] > 1:
         return Topology.SHARED  # a mixture of models of its own, by their positions
     if leaves and width == 1:
@@ -460,7 +460,7 @@ def shapes(
 ) -> tuple[Any, Any]:
     """Shapes of a client's (Mixture, what `predict` returns), given those of all clients' state and data."""
     ids = jax.ShapeDtypeStruct((tree.num_rows(clients),), jnp.int32)
-    mixture_of = functools.partial(whom, algorithm, plan)
+    mixture_of = functools.partial(select_models, algorithm, plan)
     mixtures = jax.eval_shape(mixture_of, key, state, ids, clients.train.size)
     num_received = mixtures.index.shape[1]
     mixture = tree.shapes_of_rows(mixtures)

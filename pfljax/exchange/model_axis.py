@@ -18,7 +18,7 @@ MODEL = "model"  # axis of the device mesh
 WORTH = 1024  # values of one model's array; smaller arrays are on every device
 
 
-def parts(shape: Sequence[int], devices: int, leading: int) -> int | None:
+def spread_axis(shape: Sequence[int], devices: int, leading: int) -> int | None:
     """The dimension of an array that is spread over `devices`; None: the whole array is on each of them.
 
     It is the largest one that `devices` divides; of equals the last, which a product of matrices does not sum over.
@@ -38,7 +38,7 @@ def spec(
     first: Sequence[str | None], shape: Sequence[int], devices: int, leading: int
 ) -> PartitionSpec:
     """How an array is spread: its first dimensions as `first` says, and one of the others as `parts` does."""
-    cut = parts(shape, devices, leading)
+    cut = spread_axis(shape, devices, leading)
     if cut is None:
         return PartitionSpec(*first)
     between = [None] * (cut - len(first))

@@ -34,8 +34,8 @@ from pfljax.exchange.routes import (
     WHOLE,
     AtServer,
     Gather,
-    Own,
     OwnFirst,
+    OwnModels,
     Push,
     Ring,
     Route,
@@ -383,7 +383,7 @@ class ExecutionPlan:
     ) -> Route:
         """The route by which models reach clients; `own_first` as in `exchange`, where position k is client k."""
         if not topology.moves:
-            return Own(num_received)
+            return OwnModels(num_received)
         # If no part of a server's model is shared, no leaf shows that there is one.
         num_models = tree.num_rows(models) if jax.tree.leaves(models) else 1
         devices = self.num_devices
@@ -434,11 +434,11 @@ class ExecutionPlan:
         def on_device(stack: PyTree, *args: PyTree) -> PyTree:
             return fn(ring, on_this_device(stack), *args)
 
-        of_ids = [SPREAD] * (1 + len(rows))
+        specs = [SPREAD] * (1 + len(rows))
         run = jax.shard_map(
             on_device,
             mesh=self.mesh,
-            in_specs=(spread_rows(stack), *of_ids),
+            in_specs=(spread_rows(stack), *specs),
             out_specs=SPREAD,
             axis_names={AXIS},
             check_vma=False,

@@ -48,15 +48,15 @@ def divide(plan: ExecutionPlan, examples: Pooled, num: int, axis: int) -> Pooled
     num_devices = plan.num_devices // jax.process_count() if spread else 1
     first_device = num_devices * jax.process_index() if spread else 0
     examples = jax.tree.map(_on_host, examples)
-    runs = [examples.of_run(run) for run in range(len(examples.index))] if axis else [examples]
+    runs = [examples.for_run(run) for run in range(len(examples.index))] if axis else [examples]
     index = np.stack([run.index for run in runs])
 
     # The rows of each run's pool that each device needs. Every device gets as many, for
     # equal shapes, and one more row of zeros, for padding.
     num_runs, num_clients, n_max = index.shape
     by_device = index.reshape(num_runs, num_devices, num_clients // num_devices, n_max)
-    needed = [[_used(part) for part in parts] for parts in by_device]
-    longest = max(len(rows) for parts in needed for rows in parts)
+    needed = [[_used(part) for part in positions_of_devices] for positions_of_devices in by_device]
+    longest = max(len(rows) for positions_of_devices in needed for rows in positions_of_devices)
     size = 1 + processes.most(longest)
 
     # Copies for each client, where they take hardly more memory than a pool and its index.
@@ -70,8 +70,8 @@ def divide(plan: ExecutionPlan, examples: Pooled, num: int, axis: int) -> Pooled
     # The pools of all devices, one after the other, and an index into them.
     pool = np.zeros((num_runs, num_devices * size, *features), examples.dtype)
     positions = np.full(by_device.shape, -1, np.int32)
-    for run, parts in enumerate(needed):
-        for device, rows in enumerate(parts):
+    for run, positions_of_devices in enumerate(needed):
+        for device, rows in enumerate(positions_of_devices):
             start = device * size
             pool[run, start : start + len(rows)] = runs[run].rows(rows)
             new_position = np.empty(len(runs[run].pool), np.int32)

@@ -198,7 +198,7 @@ def make_cohort_round(
         def exchange(step: Array, state: State, later: bool = False) -> tuple[State, Record]:
             """The cohort's work on these models, and the server's update."""
             state, aggregate, server_bytes = _exchange(algorithm, plan, current, step, state, later)
-            moved = traffic.of_exchange(state.models, aggregate, server_bytes)
+            moved = traffic.exchange_traffic(state.models, aggregate, server_bytes)
             record = _record(algorithm, current, step, aggregate, moved)
             update_key = jax.random.fold_in(_key(key, UPDATE, number), step)
             state, metrics = algorithm.server_update(update_key, state, aggregate)
@@ -328,7 +328,7 @@ def _record(
         has_trained = has_trained & ~participation.idle
 
     # The loss of attackers and of clients that did not take part does not count.
-    loss = aggregate.told.loss
+    loss = aggregate.report.loss
     for left_out in (current.clients.attacker, participation.absent, away):
         if left_out is not None:
             loss = jnp.where(left_out, 0, loss)

@@ -84,7 +84,7 @@ class Route(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Own(Route):
+class OwnModels(Route):
     """Every model stays with its client, whose update replaces it in place."""
 
     models_held: int  # J, consecutive: a stack of shape (S, J, ...) would be copied
@@ -314,12 +314,12 @@ class OwnFirst(Partly):
 
     def receive(self, models: Params, contributions: Any, here: Block) -> Params:
         width, num_received = here.index.shape
-        own = by_client(block(models, here.at, width), 1)
+        own_models = by_client(block(models, here.at, width), 1)
         if num_received == 1:
-            return own
+            return own_models
         others_here = dataclasses.replace(here, index=here.index[:, 1:])
         others = self.others.receive(models, contributions, others_here)
-        return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), own, others)
+        return jax.tree.map(lambda *pieces: jnp.concatenate(pieces, axis=1), own_models, others)
 
     def deposit(
         self, contributions: Contributions, here: Block, output: ClientOutput, sent: Array

@@ -26,7 +26,7 @@ def width() -> int:
         return 1
 
 
-def bytes_of(fn: Callable[..., PyTree], *args: PyTree, of: int = 1) -> int:
+def bytes_of(fn: Callable[..., PyTree], *args: PyTree, multiple_of: int = 1) -> int:
     """Bytes of the largest array that fn(*args) computes, for all clients side by side; at least 1.
 
     Args:
@@ -35,7 +35,7 @@ def bytes_of(fn: Callable[..., PyTree], *args: PyTree, of: int = 1) -> int:
         of: Arrays whose size this does not divide do not count: with a rare number of examples, all but theirs.
     """
     jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
-    return max(width() * largest_array(jaxpr, of), 1)
+    return max(width() * largest_array(jaxpr, multiple_of), 1)
 
 
 def fitting(fn: Callable[..., PyTree], num: int, *args: PyTree) -> int:
@@ -52,7 +52,7 @@ def fitting(fn: Callable[..., PyTree], num: int, *args: PyTree) -> int:
     return max(n for n in divisors if n == 1 or n * largest <= CACHE)
 
 
-def largest_array(jaxpr: Any, of: int = 1) -> int:
+def largest_array(jaxpr: Any, multiple_of: int = 1) -> int:
     """Bytes of the largest array that a traced function computes, if `of` divides its size.
 
     Of the forms that platforms have, the last counts, which is that of accelerators.
@@ -63,10 +63,10 @@ def largest_array(jaxpr: Any, of: int = 1) -> int:
         if equation.params.get("branches_platforms"):
             inner = inner[-1:]
         for part in inner:
-            largest = max(largest, largest_array(part, of))
+            largest = max(largest, largest_array(part, multiple_of))
 
         for variable in equation.outvars:
             shape = variable.aval
-            if hasattr(shape, "shape") and shape.size % of == 0:
+            if hasattr(shape, "shape") and shape.size % multiple_of == 0:
                 largest = max(largest, shape.size * shape.dtype.itemsize)
     return largest

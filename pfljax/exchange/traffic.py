@@ -91,12 +91,14 @@ def seconds_of(participation: Participation) -> Array | None:
     return seconds.max()
 
 
-def of_client(algorithm: Algorithm, models: Params, output: ClientOutput, server: float) -> Traffic:
+def client_traffic(
+    algorithm: Algorithm, models: Params, output: ClientOutput, server: float
+) -> Traffic:
     """As `of_exchange`, of the models (J, ...) that one client received and of its output, as sent."""
     upload = output.upload
     if algorithm.topology is Topology.PUSH:
         upload = tree.stack_one(upload)
-    reported = jax.tree.leaves((output.told, output.notes))
+    reported = jax.tree.leaves((output.report, output.notes))
     arrays = [leaf for leaf in reported if leaf.ndim]  # scalars are free
     counted = Traffic(
         model=tree.row_bytes(models),
@@ -108,7 +110,7 @@ def of_client(algorithm: Algorithm, models: Params, output: ClientOutput, server
     return algorithm.traffic(counted) if algorithm.traffic else counted
 
 
-def of_exchange(models: Params, aggregate: Aggregate, server: float) -> Traffic:
+def exchange_traffic(models: Params, aggregate: Aggregate, server: float) -> Traffic:
     """Bytes of one exchange.
 
     Args:
@@ -116,7 +118,7 @@ def of_exchange(models: Params, aggregate: Aggregate, server: float) -> Traffic:
         aggregate: What came back.
         server: Bytes that one client reads from the server's state; see `bytes_read`.
     """
-    reported = jax.tree.leaves((aggregate.told, aggregate.notes))
+    reported = jax.tree.leaves((aggregate.report, aggregate.notes))
     arrays = [leaf for leaf in reported if leaf.ndim > 1]  # scalars of each client are free
     return Traffic(
         model=tree.row_bytes(models),

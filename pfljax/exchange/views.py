@@ -39,39 +39,39 @@ class RowView(LazyArray):
 class Joined(LazyArray):
     """A client's examples followed by others: positions from `size` on read the other array."""
 
-    def __init__(self, own: RowView | Array, size: Array, other: jax.Array) -> None:
-        self.own = own
+    def __init__(self, base: RowView | Array, size: Array, other: jax.Array) -> None:
+        self.base = base
         self.size = size
         self.other = other
 
     @property
     def shape(self) -> tuple[int, ...]:
-        num_own, *features = self.own.shape
+        num_own, *features = self.base.shape
         return (num_own + self.other.shape[0], *features)
 
     def __getitem__(self, index: Any) -> Array:
         # Both are read at positions within their bounds; only one of them counts.
         positions = self.positions(index)
-        own_positions = jnp.minimum(positions, self.own.shape[0] - 1)
-        own = self.own[own_positions]
+        own_positions = jnp.minimum(positions, self.base.shape[0] - 1)
+        base = self.base[own_positions]
         other_positions = jnp.clip(positions - self.size, 0, self.other.shape[0] - 1)
         other = self.other.at[other_positions].get()
-        return tree.where(positions < self.size, own, other)
+        return tree.where(positions < self.size, base, other)
 
 
 class Chosen(LazyArray):
     """A subset or reordering of a client's examples: position i reads example `order[i]`."""
 
-    def __init__(self, own: RowView | Array, order: Array) -> None:
-        self.own = own
+    def __init__(self, base: RowView | Array, order: Array) -> None:
+        self.base = base
         self.order = order
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.order.shape[0], *self.own.shape[1:])
+        return (self.order.shape[0], *self.base.shape[1:])
 
     def __getitem__(self, index: Any) -> Array:
-        return self.own[self.order[index]]
+        return self.base[self.order[index]]
 
 
 def each(fn: Callable[..., Any], *trees: PyTree) -> PyTree:

@@ -59,13 +59,13 @@ FUNCTIONS = (
     "sample",
     "client_update",
     "server_update",
-    "whom",
+    "select_models",
     "predict",
     "apply",
     "adapt",
     "tune",
 )
-PREDICTS = ("whom", "predict", "apply", "tune", "collaboration")
+PREDICTS = ("select_models", "predict", "apply", "tune", "collaboration")
 MODEL = "model"
 LOSS = "loss"
 OPTIMIZER = "optimizer"

@@ -27,7 +27,7 @@ class Batch(NamedTuple):
     # batch statistics of the model that is trained, if its parameters come without them
     statistics: PyTree = None
 
-    def of_model(self, number: Array | int) -> Batch:
+    def for_model(self, number: Array | int) -> Batch:
         """The same examples with separate noise and dropout for model `number`."""
         return self._replace(key=jax.random.fold_in(self.key, number))
 
@@ -114,7 +114,7 @@ def block_sizes(rows: Callable[[Array], PyTree], n_max: int) -> tuple[int, ...]:
         return BLOCKS if n_max > BLOCKS[-1] else (n_max,)
     # The number of examples whose arrays fit.
     positions = jax.ShapeDtypeStruct((PROBED,), jnp.int32)
-    num_bytes = bytes_of(rows, positions, of=PROBED)
+    num_bytes = bytes_of(rows, positions, multiple_of=PROBED)
     fitting = max(BLOCK * PROBED // num_bytes, 1)
     large = min(BLOCKS[0], fitting)
     small = min(BLOCKS[1], fitting)
@@ -201,7 +201,7 @@ def sum_over_examples(fn: Callable[[PyTree, Array, Array], PyTree], split: Split
     return over_blocks(split.size, n_max, sizes, add, zeros)
 
 
-def of_examples(fn: Callable[[PyTree, Array], PyTree], split: Split) -> PyTree:
+def over_examples(fn: Callable[[PyTree, Array], PyTree], split: Split) -> PyTree:
     """The rows of fn(x (B, ...), y (B, ...)) -> leaves (B, ...) for a client's examples: (n_max, ...), 0 for padding.
 
     Processes examples in blocks.

@@ -16,17 +16,19 @@ OPTIMIZER = "an optax transformation, or a function of the learning rate that re
 SCHEDULE = "a function of the round's number, which is traced (jnp.where in place of if), that returns a real number"
 
 
-def made(optimizer: Callable[[Any], Any], learning_rate: Any) -> optax.GradientTransformation:
+def make_optimizer(
+    optimizer: Callable[[Any], Any], learning_rate: Any
+) -> optax.GradientTransformation:
     """The optimizer that a user's function of the learning rate returns.
 
     Raises:
         ArgumentError: if it raises an error, or returns anything else.
     """
-    found = _called("optimizer", OPTIMIZER, optimizer, learning_rate)
-    if not isinstance(found, optax.GradientTransformation):
-        text = f"returned {type(found).__name__} for learning rate {learning_rate}; accepted: {OPTIMIZER}"
+    result = _called("optimizer", OPTIMIZER, optimizer, learning_rate)
+    if not isinstance(result, optax.GradientTransformation):
+        text = f"returned {type(result).__name__} for learning rate {learning_rate}; accepted: {OPTIMIZER}"
         raise ArgumentError("optimizer", text)
-    return found
+    return result
 
 
 def check_optimizer(optimizer: optax.GradientTransformationExtraArgs, params: Params) -> None:
@@ -43,7 +45,7 @@ def check_optimizer(optimizer: optax.GradientTransformationExtraArgs, params: Pa
     number = jax.ShapeDtypeStruct((), jnp.int32)
     loss = jax.ShapeDtypeStruct((), jnp.float32)
     try:
-        found = jax.eval_shape(step, params, state, number, loss)
+        result = jax.eval_shape(step, params, state, number, loss)
     except ArgumentError:  # a loaded run's optimizer that was not recorded says so where it trains
         return
     except Exception as error:
@@ -53,10 +55,10 @@ def check_optimizer(optimizer: optax.GradientTransformationExtraArgs, params: Pa
                 "optimizer", f"{text}; accepted: an update with **extra_args"
             ) from error
         raise _failed("optimizer", OPTIMIZER, error) from error
-    if not isinstance(found, tuple) or len(found) != 2:
-        text = f"its update returned {type(found).__name__}; accepted: updates and the new state"
+    if not isinstance(result, tuple) or len(result) != 2:
+        text = f"its update returned {type(result).__name__}; accepted: updates and the new state"
         raise ArgumentError("optimizer", text)
-    updates, after = found
+    updates, after = result
     if _shapes(updates) != _shapes(params):
         raise ArgumentError(
             "optimizer", "its updates have other shapes than the parameters; accepted: the same"
@@ -74,13 +76,13 @@ def check_schedule(schedule: Callable[[Any], Any]) -> None:
         ArgumentError: if it raises an error, or returns anything but a real number.
     """
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    found = _called("schedule", SCHEDULE, jax.eval_shape, schedule, number)
-    if not hasattr(found, "dtype"):
-        raise ArgumentError("schedule", f"returned {type(found).__name__}; accepted: {SCHEDULE}")
-    if found.shape != () or not (
-        jnp.issubdtype(found.dtype, jnp.floating) or jnp.issubdtype(found.dtype, jnp.integer)
+    result = _called("schedule", SCHEDULE, jax.eval_shape, schedule, number)
+    if not hasattr(result, "dtype"):
+        raise ArgumentError("schedule", f"returned {type(result).__name__}; accepted: {SCHEDULE}")
+    if result.shape != () or not (
+        jnp.issubdtype(result.dtype, jnp.floating) or jnp.issubdtype(result.dtype, jnp.integer)
     ):
-        text = f"returned {found.dtype}[{', '.join(map(str, found.shape))}]"
+        text = f"returned {result.dtype}[{', '.join(map(str, result.shape))}]"
         raise ArgumentError("schedule", f"{text}; accepted: {SCHEDULE}")
 
 

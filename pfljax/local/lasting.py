@@ -48,11 +48,11 @@ LONG_LIVED = {
 
 def marks(optimizer: optax.GradientTransformation, params: Params) -> list[bool]:
     """Which leaves of the optimizer's state for these parameters go on over rounds, in the order of its leaves."""
-    state, kinds = _state(optimizer, params)
-    return [goes_on for _, goes_on in _leaves(state, kinds)]
+    state, lasting_types = _state(optimizer, params)
+    return [goes_on for _, goes_on in _leaves(state, lasting_types)]
 
 
-def kept(marked: list[bool], state: PyTree) -> tuple:
+def select_lasting(marked: list[bool], state: PyTree) -> tuple:
     """What goes on of a state."""
     leaves = jax.tree.leaves(state)
     return tuple(leaf for leaf, goes_on in zip(leaves, marked, strict=True) if goes_on)
@@ -70,10 +70,10 @@ def resumed(marked: list[bool], fresh: PyTree, earlier: tuple) -> PyTree:
 
 def described(optimizer: optax.GradientTransformation, params: Params) -> str:
     """Says what of the optimizer's state goes on over rounds, and what starts anew; "" if it has none."""
-    state, kinds = _state(optimizer, params)
+    state, lasting_types = _state(optimizer, params)
     going_on: list[str] = []
     starting_anew: list[str] = []
-    for name, goes_on in _leaves(state, kinds):
+    for name, goes_on in _leaves(state, lasting_types):
         names = going_on if goes_on else starting_anew
         if name not in names:
             names.append(name)
@@ -91,8 +91,8 @@ def long_lived(optimizer: optax.GradientTransformation, params: Params) -> list[
 
     They are those in `LONG_LIVED`, and states that are not optax's and count steps beside arrays like the parameters.
     """
-    state, kinds = _state(optimizer, params)
-    names = dict.fromkeys(_long_lived(state, kinds))
+    state, lasting_types = _state(optimizer, params)
+    names = dict.fromkeys(_long_lived(state, lasting_types))
     return list(names)
 
 
@@ -130,11 +130,11 @@ class _Entry(NamedTuple):
     is_state: bool
 
 
-def _entries(state: Any, kinds: set[type]) -> list[_Entry]:
+def _entries(state: Any, lasting_types: set[type]) -> list[_Entry]:
     """All that a state holds, in order."""
 
     def is_state(node: Any) -> bool:
-        return node is not state and isinstance(node, tuple) and type(node) not in kinds
+        return node is not state and isinstance(node, tuple) and type(node) not in lasting_types
 
     entries = []
     for path, value in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_state):
@@ -152,21 +152,21 @@ def _goes_on(state: Any, name: str, leaves: list[Any]) -> bool:
     return not any(leaf.ndim and jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
 
 
-def _leaves(state: Any, kinds: set[type]) -> Iterator[tuple[str, bool]]:
+def _leaves(state: Any, lasting_types: set[type]) -> Iterator[tuple[str, bool]]:
     """The name of each leaf of a state, and whether it goes on over rounds."""
-    entries = _entries(state, kinds)
+    entries = _entries(state, lasting_types)
     leaves = [entry.value for entry in entries if not entry.is_state]
     for entry in entries:
         if entry.is_state:
-            yield from _leaves(entry.value, kinds)
+            yield from _leaves(entry.value, lasting_types)
         else:
             name = entry.name or "state"
             yield f"{type(state).__name__}.{name}", _goes_on(state, name, leaves)
 
 
-def _long_lived(state: Any, kinds: set[type]) -> Iterator[str]:
+def _long_lived(state: Any, lasting_types: set[type]) -> Iterator[str]:
     """Types of the states inside of a state that are `long_lived`."""
-    entries = _entries(state, kinds)
+    entries = _entries(state, lasting_types)
     leaves = [entry.value for entry in entries if not entry.is_state]
     fields = [entry.name for entry in entries if not entry.is_state]
     if not all(_goes_on(state, name, leaves) for name in fields):
@@ -178,4 +178,4 @@ def _long_lived(state: Any, kinds: set[type]) -> Iterator[str]:
             yield type(state).__name__
     for entry in entries:
         if entry.is_state:
-            yield from _long_lived(entry.value, kinds)
+            yield from _long_lived(entry.value, lasting_types)

@@ -192,5 +192,5 @@ def epsilons(
         return float(training.compute_epsilon(count, parameters))
 
     with optional.quiet():  # the accountant warns about each order that it skips by design
-        of_pairs = np.array([epsilon(int(size), int(count)) for size, count in pairs.T])
-    return of_pairs[inverse.reshape(-1)]
+        pair_epsilons = np.array([epsilon(int(size), int(count)) for size, count in pairs.T])
+    return pair_epsilons[inverse.reshape(-1)]

@@ -80,12 +80,12 @@ def numbered(objective: Objective, number: int | None) -> Objective:
         return objective
 
     def of_model(params: Params, batch: Batch) -> Array:
-        return objective(params, batch.of_model(number))
+        return objective(params, batch.for_model(number))
 
     return of_model
 
 
-def of_pair_optimizer(
+def pair_opt_state(
     shared: optax.GradientTransformationExtraArgs, personal: optax.GradientTransformationExtraArgs
 ) -> optax.GradientTransformationExtraArgs:
     """One optimizer for a `Pair` of models, made of one for each."""
@@ -149,7 +149,7 @@ class Problem(NamedTuple):
         return self.groups.models if self.groups else (self.model,)
 
     @property
-    def of_server(self) -> Problem:
+    def server_problem(self) -> Problem:
         """The problem of the network that a server's own model has: all clients' network, unless these differ."""
         return self.common or self
 
@@ -240,14 +240,14 @@ class Problem(NamedTuple):
             The trained models, as whole as they came, with their mean losses and optimizer states.
         """
         objective = scalar(objective or self.solver.mean_loss)
-        params, statistics = self.parts(context, models)
+        params, statistics = self.split_statistics(context, models)
         opt_states = self.round_optimizers(context, params)
 
         def train_one(
             number: Array, params: Params, statistics: Params, opt_state: PyTree, *third: PyTree
         ) -> tuple[TrainState, Array]:
             def of_model(params: Params, batch: Batch) -> Array:
-                return objective(params, batch.of_model(number), *third)
+                return objective(params, batch.for_model(number), *third)
 
             start = TrainState(params, statistics, opt_state)
             return self.solver.fit(context.key, start, split, of_model, round_number=context.round)
@@ -288,14 +288,14 @@ class Problem(NamedTuple):
             As `fit`, and the memory after the last step.
         """
         objective = scalar(objective or self.solver.mean_loss)
-        params, statistics = self.parts(context, models)
+        params, statistics = self.split_statistics(context, models)
         opt_states = self.round_optimizers(context, params)
 
         def step(
             params: Params, statistics: Params, memory: PyTree, batch_at: Callable[[int], Batch]
         ) -> tuple[Slope, PyTree]:
             def slope_at(params: Params, ahead: int = 0, number: Array | int = 0) -> Slope:
-                return slope(objective, params, statistics, batch_at(ahead).of_model(number))
+                return slope(objective, params, statistics, batch_at(ahead).for_model(number))
 
             return direction(slope_at, params, memory)
 
@@ -390,7 +390,7 @@ class Problem(NamedTuple):
             split: The client's training data.
             direction: (params, statistics, memory, mini-batch) -> (slopes, memory), called in every
                 step. The first two and the slopes are `Pair`s; `slope` computes one of them, and
-                `batch.of_model(0)` and `batch.of_model(1)` have dropout and noise of the shared and
+                `batch.for_model(0)` and `batch.for_model(1)` have dropout and noise of the shared and
                 of the personal model.
             memory: Carry of `direction` from step to step.
 
@@ -398,8 +398,8 @@ class Problem(NamedTuple):
             As `fit`, with the client's next `Personal` as the row and the mean loss of the personal
             slopes; and the memory after the last step.
         """
-        server = self.of_server
-        params, statistics = server.parts(context, models)
+        server = self.server_problem
+        params, statistics = server.split_statistics(context, models)
         own_params, own_statistics = self.solver.without_statistics(personal.params)
         opt_states = server.round_optimizers(context, params)
         start = TrainState(
@@ -412,14 +412,14 @@ class Problem(NamedTuple):
             params: Pair, statistics: Pair, memory: PyTree, batch_at: Callable[[int], Batch]
         ) -> tuple[Slope, PyTree]:
             slopes, memory = direction(params, statistics, memory, batch_at(0))
-            of_pair = Slope(
+            pair_slope = Slope(
                 loss=slopes.personal.loss,
                 gradient=Pair(slopes.shared.gradient, slopes.personal.gradient),
                 statistics=Pair(slopes.shared.statistics, slopes.personal.statistics),
             )
-            return of_pair, memory
+            return pair_slope, memory
 
-        optimizer = of_pair_optimizer(server.solver.optimizer, self.solver.optimizer)
+        optimizer = pair_opt_state(server.solver.optimizer, self.solver.optimizer)
         solver = self.solver._replace(optimizer=optimizer)
         state, loss, memory = solver.train(
             context.key, start, split, step, memory, round_number=context.round
@@ -464,15 +464,17 @@ class Problem(NamedTuple):
             global_model = joined(params.shared, statistics.shared)
             own_model = joined(params.personal, statistics.personal)
 
-            def of_global(params: Params, batch: Batch) -> Array:
+            def shared_value(params: Params, batch: Batch) -> Array:
                 return global_objective(params, own_model, batch)
 
-            def of_own(params: Params, batch: Batch) -> Array:
+            def personal_value(params: Params, batch: Batch) -> Array:
                 return personal_objective(params, global_model, batch)
 
-            shared = slope(of_global, params.shared, statistics.shared, batch.of_model(0))
-            own = slope(of_own, params.personal, statistics.personal, batch.of_model(1))
-            return Pair(shared, own), memory
+            shared = slope(shared_value, params.shared, statistics.shared, batch.for_model(0))
+            personal_slope = slope(
+                personal_value, params.personal, statistics.personal, batch.for_model(1)
+            )
+            return Pair(shared, personal_slope), memory
 
         trained, _ = self.descend_pair(context, models, personal, split, direction)
         return trained
@@ -525,12 +527,12 @@ class Problem(NamedTuple):
 
     def full_gradient(self, context: ClientContext, models: Params, split: Split) -> Params:
         """The gradient of the mean loss over all of a client's examples, at the only model that it received."""
-        params, statistics = self.parts(context, models)
+        params, statistics = self.split_statistics(context, models)
         whole = tree.first(joined(params, statistics))
         _, gradient = self.solver.loss_and_gradient(whole, split)
         return self.solver.without_statistics(gradient)[0]
 
-    def parts(self, context: ClientContext, models: Params) -> tuple[Params, Params]:
+    def split_statistics(self, context: ClientContext, models: Params) -> tuple[Params, Params]:
         """Parameters and batch statistics of received models (J, ...), wherever the statistics are."""
         if context.statistics is not None:
             return models, context.statistics
@@ -548,16 +550,16 @@ class Problem(NamedTuple):
 
         They are new, but for what the engine kept: see `kept_of_optimizer`.
         """
-        kept = context.optimizer
-        if kept is None:
+        lasting_state = context.optimizer
+        if lasting_state is None:
             return self.plan.over_models(self.solver.optimizer.init, params)
 
         def begin(params: Params, state: PyTree) -> PyTree:
             new = self.solver.optimizer.init(params)
             earlier = state if self.keep_optimizer else self.solver.resumed(params, state)
-            return jax.tree.map(lambda a, b: jnp.where(kept.started, a, b), earlier, new)
+            return jax.tree.map(lambda a, b: jnp.where(lasting_state.started, a, b), earlier, new)
 
-        return self.plan.over_models(begin, params, kept.state)
+        return self.plan.over_models(begin, params, lasting_state.state)
 
     def kept_of_optimizer(self, opt_state: PyTree, params: Params) -> PyTree:
         """What the engine keeps over rounds of a shared model's optimizer state; () if nothing.
@@ -568,10 +570,10 @@ class Problem(NamedTuple):
 
     def trained(self, context: ClientContext, state: TrainState, losses: Array) -> Trained:
         """Trained models (J, ...), as whole as they came."""
-        kept = self.plan.over_rows(self.kept_of_optimizer, state.opt_state, state.params)
+        lasting_state = self.plan.over_rows(self.kept_of_optimizer, state.opt_state, state.params)
         if context.statistics is not None:
-            return Trained(state.params, losses, kept, state.statistics)
-        return Trained(state.whole, losses, kept)
+            return Trained(state.params, losses, lasting_state, state.statistics)
+        return Trained(state.whole, losses, lasting_state)
 
 
 def watched(problem: Problem, noted: Callable[[], None]) -> Problem:

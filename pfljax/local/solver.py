@@ -21,7 +21,7 @@ from pfljax.local.batches import (
     NOISE,
     Batch,
     masked,
-    of_examples,
+    over_examples,
     shuffle,
     sum_over_examples,
 )
@@ -161,7 +161,7 @@ class Solver(NamedTuple):
 
     def lasting(self, opt_state: PyTree, params: Params) -> tuple:
         """What goes on over rounds of an optimizer's state for a shared model; see `pfljax.local.lasting`."""
-        return lasting.kept(lasting.marks(self.optimizer, params), opt_state)
+        return lasting.select_lasting(lasting.marks(self.optimizer, params), opt_state)
 
     def resumed(self, params: Params, earlier: tuple) -> PyTree:
         """A new optimizer state for a shared model, with what goes on of an `earlier` one; (): of none."""
@@ -396,7 +396,7 @@ class Solver(NamedTuple):
 
     def losses_of_examples(self, params: Params, split: Split) -> Array:
         """Loss of each of a client's examples: (n_max,), 0 for padding."""
-        return of_examples(lambda x, y: self.loss(params, x, y), split)
+        return over_examples(lambda x, y: self.loss(params, x, y), split)
 
     def take_batch(self, key: Key, orders: Array | None, split: Split, step: Array) -> Batch:
         """The mini-batch of step `step` of a round; an epoch's last batch may be smaller.

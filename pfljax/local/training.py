@@ -107,7 +107,7 @@ class LocalTraining:
         """Returns the solver for a model."""
         optimizer: Any = self.optimizer
         if self.learning_rate is not None:
-            optimizer = checking.made(optimizer, self.learning_rate)
+            optimizer = checking.make_optimizer(optimizer, self.learning_rate)
         optimizer = optax.with_extra_args_support(optimizer)
         checking.check_optimizer(optimizer, jax.eval_shape(model.init, jax.random.key(0)))
         if self.schedule is not None:

@@ -184,7 +184,7 @@ class Ensemble(nnx.Module):
     def __init__(self, members: nnx.Module, weights: Array, task: Task, drops_last: bool):
         self.members = members
         self.weights = Weight(jnp.asarray(weights))
-        self.task = task
+        self.task: Task = task
         self.drops_last = drops_last
 
     def __call__(self, x: PyTree) -> Array:

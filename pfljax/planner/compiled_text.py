@@ -63,14 +63,14 @@ class Operation(NamedTuple):
     name: str
     kind: str
     shape: str
-    given: str
+    operands_text: str
     rest: str
     root: bool
 
     @property
     def operands(self) -> list[str]:
         """Names of its operands."""
-        return NAMES.findall(self.given)
+        return NAMES.findall(self.operands_text)
 
 
 Computations = Mapping[str, list[Operation]]  # the operations of each computation, by its name
@@ -248,7 +248,7 @@ def _operation(line: str) -> Operation | None:
         name=start[2],
         kind=kind,
         shape=shape,
-        given=operands,
+        operands_text=operands,
         rest=arguments[len(operands) + 1 :],
         root=start[1] is not None,
     )
@@ -528,7 +528,7 @@ def _constant(operation: Operation | None) -> float | None:
     """The value of an integer constant."""
     if operation is None or operation.kind != "constant":
         return None
-    return float(operation.given)
+    return float(operation.operands_text)
 
 
 def _first_value(loop: Operation, around: Sequence[Operation], position: int) -> float:

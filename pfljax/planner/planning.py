@@ -33,7 +33,7 @@ from pfljax.training import choosing
 
 NAMES = {0: "vmap", 1: "map"}
 MS_PER_HOUR = 3.6e6
-HELD = "state, data and frozen parameters alone do not fit"
+DOES_NOT_FIT = "state, data and frozen parameters alone do not fit"
 AT_ONCE = 2  # programs that are compiled at a time
 
 
@@ -244,7 +244,7 @@ def compiled_rows(
             else:
                 logger.info("compiling %s", name)
                 rows.append(pool.submit(compiling))
-            if row.why == HELD:
+            if row.why == DOES_NOT_FIT:
                 notes.append("all other plans: left out, since they hold the same")
                 break
         return [row.result() if isinstance(row, Future) else row for row in rows], notes
@@ -305,7 +305,7 @@ def prepare(
         frozen_bytes=frozen_bytes,
     )
     if arguments_bytes > room:
-        return dataclasses.replace(row, why=HELD), None
+        return dataclasses.replace(row, why=DOES_NOT_FIT), None
     models_bytes = tree.num_bytes(lowered.state.models)
     if exchange == "gather" and models_bytes > room * model_devices:
         why = f"a copy of all models takes {readable(models_bytes)}"

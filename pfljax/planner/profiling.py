@@ -125,16 +125,16 @@ def read(data: jax.profiler.ProfileData) -> list[Op]:  # pyright: ignore[reportI
         for plane in planes:
             device = DEVICE.match(plane.name)
             if device:
-                ops += _of_device(device.group(), plane)
+                ops += _device_ops(device.group(), plane)
         if ops:
             return ops
         for plane in planes:
             if plane.name == "/host:CPU":
-                ops += _of_host(plane)
+                ops += _host_ops(plane)
         return ops
 
 
-def _of_device(device: str, plane: Any) -> Iterable[Op]:
+def _device_ops(device: str, plane: Any) -> Iterable[Op]:
     """Returns a device's operations. On a TPU they have their own lines; on a GPU they are the kernels of its streams.
 
     A TPU's SparseCores have their own planes but belong to the device.
@@ -154,7 +154,7 @@ def _of_device(device: str, plane: Any) -> Iterable[Op]:
             yield Op(device, event.start_ns, stop, is_collective)
 
 
-def _of_host(plane: Any) -> Iterable[Op]:
+def _host_ops(plane: Any) -> Iterable[Op]:
     """Returns the operations of CPU devices. One that continues in other threads ends with an event "end: NAME"."""
     begun: list[tuple[Any, Op]] = []
     ended: dict[tuple[str, Any], float] = {}

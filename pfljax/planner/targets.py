@@ -96,8 +96,8 @@ GPUS = {
     ),
 }
 # as JAX calls them
-KINDS = {"TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p"}
-KINDS |= {"TPU v6 lite": "v6e", "TPU v6e": "v6e"}
+GENERATIONS = {"TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p"}
+GENERATIONS |= {"TPU v6 lite": "v6e", "TPU v6e": "v6e"}
 # What XLA's compiler asks of a GPU; shared memory and clock are those of an H100, an A100's are slightly smaller.
 GPU = """
 gpu_device_info {{
@@ -113,8 +113,8 @@ platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 8 }}
 device_description_str: "NVIDIA {name}"
 """
-OF_A100 = {"shared": 167936, "optin": 166912, "units": 64, "ghz": 1.41, "cache": 41943040}
-OF_HOPPER = {"shared": 233472, "optin": 232448, "units": 128, "ghz": 1.98, "cache": 52428800}
+AMPERE_LIMITS = {"shared": 167936, "optin": 166912, "units": 64, "ghz": 1.41, "cache": 41943040}
+HOPPER_LIMITS = {"shared": 233472, "optin": 232448, "units": 128, "ghz": 1.98, "cache": 52428800}
 # kernels are not timed on a GPU, which takes long, or there is none
 UNTUNED = {"xla_gpu_autotune_level": 0}
 # libtpu looks for a TPU's machine unless it is told that it is on one, and for other users of its TPU
@@ -266,14 +266,14 @@ def _gpu(name: str, kind: str, number: int) -> Target:
     optional.load("jax_cuda12_plugin", "target", name)
     jax.devices()  # finds the compilers of all platforms
     chip = GPUS[kind]
-    of_generation = OF_A100 if kind == "a100" else OF_HOPPER
+    limits = AMPERE_LIMITS if kind == "a100" else HOPPER_LIMITS
     config = GPU.format(
         name=kind.upper(),
         cores=chip.cores,
         capability=chip.capability,
         memory=chip.memory,
         bandwidth=int(chip.bandwidth),
-        **of_generation,
+        **limits,
     )
     topology = topologies.get_topology_desc(
         platform="cuda",

@@ -364,10 +364,10 @@ class Experiment:
             local = dataclasses.replace(local, learning_rate=learning_rate)
 
         # The problem of each network alone; what the networks have in common is the first one's.
-        of_one_network = problem._replace(groups=None)
+        one_network_problem = problem._replace(groups=None)
         problems: list[Problem] = []
         for model in problem.groups.models:
-            problems.append(of_one_network._replace(model=model, solver=local.bind(model)))
+            problems.append(one_network_problem._replace(model=model, solver=local.bind(model)))
         problems = [network._replace(common=problems[0]) for network in problems]
 
         algorithms: list[Algorithm] = []

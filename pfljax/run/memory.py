@@ -60,7 +60,7 @@ class MemoryPlan:
         return self.total <= SHARE * self.limit
 
 
-def of_compiled(compiled: Any) -> MemoryPlan:
+def memory_plan(compiled: Any) -> MemoryPlan:
     """Reads the memory plan from a compiled function."""
     stats = compiled.memory_analysis()
     return MemoryPlan(

@@ -26,7 +26,7 @@ CALLED = {  # what is named otherwise where a run is made
 
 
 @dataclasses.dataclass(frozen=True)
-class Apart:
+class Separate:
     """Values of several runs, one tree of arrays or files per run, not stacked."""
 
     runs: Sequence[PyTree]
@@ -54,7 +54,7 @@ class Replicates:
     directories: Sequence[Path | None] = ()
 
     @classmethod
-    def of(cls, experiments: Sequence[Experiment]) -> Replicates:
+    def from_experiments(cls, experiments: Sequence[Experiment]) -> Replicates:
         """Makes replicates of runs. They may differ in seeds, data, learning rate and the method's float
         hyperparameters.
 
@@ -88,15 +88,15 @@ class Replicates:
         """Returns the numbers of one run."""
         return jax.tree.map(lambda values: values[run], self.numbers)
 
-    def join(self, parts: Sequence[PyTree], stack: Callable = jnp.stack) -> PyTree:
+    def join(self, items: Sequence[PyTree], stack: Callable = jnp.stack) -> PyTree:
         """Joins one tree of arrays per run into one tree."""
         if self.num == 1:
-            return parts[0]
-        return jax.tree.map(lambda *leaves: stack(leaves), *parts)
+            return items[0]
+        return jax.tree.map(lambda *leaves: stack(leaves), *items)
 
-    def side_by_side(self, parts: Sequence[PyTree]) -> PyTree:
+    def side_by_side(self, items: Sequence[PyTree]) -> PyTree:
         """Like `join`, but without stacking: `Apart` for several runs."""
-        return Apart(parts) if self.num > 1 else parts[0]
+        return Separate(items) if self.num > 1 else items[0]
 
     def split(self, joined: PyTree) -> list[PyTree]:
         """Undoes `join` and `side_by_side`."""
@@ -130,8 +130,8 @@ class Replicates:
 
         if self.num == 1:
             return functools.partial(of_run, OWN)
-        of_all = plan.over_replicates(of_run, (0, *in_axes))
-        return functools.partial(of_all, self.numbers)
+        lifted = plan.over_replicates(of_run, (0, *in_axes))
+        return functools.partial(lifted, self.numbers)
 
 
 def check_alike(experiments: Sequence[Experiment]) -> None:

@@ -137,7 +137,7 @@ def _naming_hyperparameters(cls: Any, registered: str) -> Callable[..., Any]:
             return build_method(self, problem)
         except ArgumentError as error:
             if error.argument in hyperparameters:
-                raise error.of(registered) from error.__cause__
+                raise error.with_owner(registered) from error.__cause__
             raise error from error.__cause__
 
     return build

@@ -219,15 +219,15 @@ class Arriving(Stage):
         return note.buffer.ids
 
     def download(self, context: ClientContext, index: Array, note: Arrivals) -> Array:
-        place = place_in_buffer(context, note)
+        position = place_in_buffer(context, note)
         if self.method.any_age:
-            return 1 + self.at_once + place[None]
-        return note.buffer.late[place][None]
+            return 1 + self.at_once + position[None]
+        return note.buffer.late[position][None]
 
     def before_client(self, work: LocalWork, note: StageState) -> LocalWork:
         # To the method, an index is a number of steps late.
-        place = place_in_buffer(work.context, note.server)
-        late = note.server.buffer.late[place][None]
+        position = place_in_buffer(work.context, note.server)
+        late = note.server.buffer.late[position][None]
         return work._replace(context=work.context._replace(index=late))
 
     def after_client(
@@ -319,14 +319,14 @@ def next_buffer(
         at_work = buffer.at_work
 
         # Whoever is done first sends its update, unless that is too late.
-        place = jnp.argmin(at_work.left)
-        age = at_work.late[place]
-        now = jnp.maximum(buffer.now, at_work.left[place])
+        position = jnp.argmin(at_work.left)
+        age = at_work.late[position]
+        now = jnp.maximum(buffer.now, at_work.left[position])
         is_accepted = age <= most
         slot = jnp.where(is_accepted, buffer.count, size)
-        ids = buffer.ids.at[slot].set(at_work.client[place])
+        ids = buffer.ids.at[slot].set(at_work.client[position])
         late = buffer.late.at[slot].set(age)
-        row = buffer.row.at[slot].set(at_work.row[place])
+        row = buffer.row.at[slot].set(at_work.row[position])
 
         # Another client begins, drawn uniformly among the rest.
         is_busy = jnp.zeros(seconds.shape, bool)
@@ -340,10 +340,10 @@ def next_buffer(
         count = buffer.count + is_accepted
         steps_late = jnp.where(is_accepted & (count == size), -1, 0)
         at_work = AtWork(
-            client=at_work.client.at[place].set(client),
-            left=at_work.left.at[place].set(now + seconds[client]),
-            late=at_work.late.at[place].set(steps_late),
-            row=at_work.row.at[place].set(0),
+            client=at_work.client.at[position].set(client),
+            left=at_work.left.at[position].set(now + seconds[client]),
+            late=at_work.late.at[position].set(steps_late),
+            row=at_work.row.at[position].set(0),
         )
         return Filling(
             count=count,

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.lazy import LazyArray
-from pfljax.contract.types import Algorithm, Array, ClientOutput, Key, PyTree, Split, Told
+from pfljax.contract.types import Algorithm, Array, ClientOutput, ClientReport, Key, PyTree, Split
 from pfljax.local.problem import Problem
 from pfljax.settings.fields import hyperparameter, settings
 from pfljax.stages.backdoor import SUCCESS, Trigger
@@ -198,12 +198,12 @@ class Attacking(Stage):
         honest = values_of(output.upload)
         crafted = self._sent_instead(key, honest)
         attacked = with_new_values(output, crafted)
-        told = self._told_instead(jax.random.fold_in(key, ATTACK), attacked.told)
+        report = self._told_instead(jax.random.fold_in(key, ATTACK), attacked.report)
         upload = choose(attacker, attacked.upload, output.upload)
-        told = choose(attacker, told, output.told)
-        return output._replace(upload=upload, told=told), note.client
+        report = choose(attacker, report, output.report)
+        return output._replace(upload=upload, report=report), note.client
 
-    def _told_instead(self, key: Key, honest: Told) -> Told:
+    def _told_instead(self, key: Key, honest: ClientReport) -> ClientReport:
         """What an attacker tells: its arrays of floats are attacked, its numbers are honest."""
 
         def is_attacked(leaf: Array) -> bool:

@@ -78,7 +78,7 @@ class Trigger(NamedTuple):
 class Poisoned(LazyArray):
     """A client's examples or labels, read by indexing: an attacker's with the trigger or the target."""
 
-    own: Any
+    clean: Any
     attacker: Array
     trigger: Trigger = dataclasses.field(metadata={"static": True})
     labels: bool = dataclasses.field(metadata={"static": True})
@@ -86,10 +86,10 @@ class Poisoned(LazyArray):
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the examples."""
-        return self.own.shape
+        return self.clean.shape
 
     def __getitem__(self, index: Any) -> Array:
-        honest = self.own[index]
+        honest = self.clean[index]
         # Position i is poisoned where the number of poisoned examples, floor(share i), grows.
         numbers = np.floor(np.arange(self.shape[0] + 1) * self.trigger.share + 1e-6)
         is_chosen = jnp.asarray(np.diff(numbers) > 0)

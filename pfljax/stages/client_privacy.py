@@ -122,7 +122,7 @@ class ClientPrivacy:
         """The problem with Poisson cohorts: a static number of places for clients who take part with this chance."""
         if not self.active or self.mechanism == "tree" or share == 1:
             return problem
-        return problem._replace(cohort_size=places(problem.num_clients, share), chance=share)
+        return problem._replace(cohort_size=num_slots(problem.num_clients, share), chance=share)
 
     def check_rounds(self, rounds: int) -> None:
         """Raises `ArgumentError` if the tree does not cover so many rounds."""
@@ -163,17 +163,17 @@ class ClientPrivacy:
 
     def ledger(self, problem: Problem, key: Key, rounds: int, omitted: Sequence[str] = ()) -> dict:
         """The ledger after R rounds; `omitted` is what else others learn of clients. See `epsilons`."""
-        found = epsilons(self, problem, key, rounds)
-        told = [*omitted, LOGGED] + [BY_SEED] * (self.noise_seed is not None)
+        epsilon_of = epsilons(self, problem, key, rounds)
+        omissions = [*omitted, LOGGED] + [BY_SEED] * (self.noise_seed is not None)
         return {
             **{
                 name: getattr(self, name)
                 for name in ("mechanism", "noise_multiplier", "clip_norm", "delta")
             },
             "participation": problem.chance,
-            "epsilon": finite(found.max()),
-            "unaccounted": "; ".join(told),
-            "epsilon_per_client": [finite(value) for value in found],
+            "epsilon": finite(epsilon_of.max()),
+            "unaccounted": "; ".join(omissions),
+            "epsilon_per_client": [finite(value) for value in epsilon_of],
         }
 
     def _check(self, problem: Problem, pipeline: Pipeline) -> None:
@@ -316,9 +316,9 @@ def num_here(participation: Participation, num: int) -> Array:
 def check_sent(work: LocalWork, output: ClientOutput) -> None:
     """Raises `ArgumentError` unless a client sends one model with its weight and tells only its loss."""
     upload = output.upload
-    told = output.told
-    others = [*told.entries, *upload.sums]
-    if told.square is not None:
+    report = output.report
+    others = [*report.entries, *upload.sums]
+    if report.square is not None:
         others.append("square")
     if upload.count is not None:
         others.append("count")
@@ -370,7 +370,7 @@ def tree_sensitivity(problem: Problem, key: Key, rounds: int) -> np.ndarray:
     return np.sqrt(squares)
 
 
-def places(num_clients: int, chance: float) -> int:
+def num_slots(num_clients: int, chance: float) -> int:
     """The fewest places that are exceeded in a round with a probability below `OVERFLOW`."""
     fits = overflow(num_clients, chance, np.arange(1, num_clients)) < OVERFLOW
     return 1 + int(np.argmax(np.append(fits, True)))

@@ -41,7 +41,7 @@ from pfljax.stages.messages import LocalWork, payload, positive, with_note
 from pfljax.stages.robust import Aggregator, combine
 from pfljax.stages.stage import Stage, StageState
 
-Parts = dict[str, Any]
+Uploads = dict[str, Any]
 UPDATE = "update"  # names of parts that are no sums
 SQUARE = "square"
 
@@ -78,10 +78,10 @@ class Combining(Stage):
         if not self.changes:
             return {}
 
-        def parts(output: ClientOutput) -> Parts:
-            return parts_of(output).parts
+        def uploads(output: ClientOutput) -> Uploads:
+            return uploads_of(output).uploads
 
-        shapes = jax.eval_shape(parts, first_output(self.method, clients))
+        shapes = jax.eval_shape(uploads, first_output(self.method, clients))
         changes = {name: shapes[name] for name in self.changes}
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), changes)
 
@@ -90,14 +90,14 @@ class Combining(Stage):
 
     def after_client(
         self, work: LocalWork, output: ClientOutput, note: StageState
-    ) -> tuple[ClientOutput, Parts]:
-        message = parts_of(output)
+    ) -> tuple[ClientOutput, Uploads]:
+        message = uploads_of(output)
         sums = {}
         for name in self.changes:
-            sums[name] = tree.add(note.client[name], message.parts[name])
+            sums[name] = tree.add(note.client[name], message.uploads[name])
         attacker = work.data.attacker
         single = {
-            "parts": message.parts,
+            "parts": message.uploads,
             "weights": message.weights,
             "first": work.context.index[0],
             "attacker": jnp.zeros((), bool) if attacker is None else attacker,
@@ -119,7 +119,7 @@ class Combining(Stage):
         def flat(leaf: Array) -> Array:
             return leaf.reshape(-1, *leaf.shape[2:])
 
-        parts = jax.tree.map(flat, single["parts"])
+        uploads = jax.tree.map(flat, single["parts"])
         weights = jax.tree.map(flat, single["weights"])
         attackers = jnp.repeat(single["attacker"], num_sent)
         first = jnp.zeros_like(single["first"]) if self.method.stale else single["first"]
@@ -129,15 +129,15 @@ class Combining(Stage):
         before = {}
         for name in self.changes:
             sums = jax.tree.map(flat, note.client[name])
-            before[name] = tree.subtract(sums, parts[name])
-            parts[name] = sums
+            before[name] = tree.subtract(sums, uploads[name])
+            uploads[name] = sums
         roots = self._roots(key, state, note)
 
-        def of_model(n: Array) -> tuple[Parts, dict[str, Array], Array]:
+        def combine_model(n: Array) -> tuple[Uploads, dict[str, Array], Array]:
             zeros = jax.tree.map(jnp.zeros_like, weights)
             model_weights = tree.where(number == n, weights, zeros)
             combined = {}
-            for name, part in parts.items():
+            for name, part in uploads.items():
                 weight = weight_of(name, model_weights)
                 root = jax.tree.map(lambda leaf: leaf[n], roots.get(name, ()))
                 combined[name] = self._one_by_one(part, weight, attackers, root)
@@ -148,18 +148,18 @@ class Combining(Stage):
             return combined, totals, (model_weights["weight"] > 0).sum()
 
         models = jnp.arange(num_models)
-        combined, totals, count = self.problem.plan.over_rows(of_model, models)
+        combined, totals, count = self.problem.plan.over_rows(combine_model, models)
 
-        told = aggregate.told
+        report = aggregate.report
         if SQUARE in combined:
             square = weights["weight"] * combined.pop(SQUARE)[number]
             square = square.reshape(cohort_size, num_sent).sum(axis=1)
-            told = told._replace(square=square)
+            report = report._replace(square=square)
         upload = as_sums(combined, totals, aggregate.upload.sums)
-        aggregate = aggregate._replace(upload=upload, num_sent=count, sent=sent > 0, told=told)
+        aggregate = aggregate._replace(upload=upload, num_sent=count, sent=sent > 0, report=report)
         return aggregate, note, {}
 
-    def _roots(self, key: Key, state: State, note: StageState) -> Parts:
+    def _roots(self, key: Key, state: State, note: StageState) -> Uploads:
         """The server's own parts, leaves (N, ...); {} if it has none."""
         return {}
 
@@ -169,10 +169,10 @@ class Combining(Stage):
             return self._together(part, weight, attackers, root)
         entries = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), (part, weight))
 
-        def of_entry(part: PyTree, weight: Array, root: PyTree) -> PyTree:
+        def combine_entry(part: PyTree, weight: Array, root: PyTree) -> PyTree:
             return self._one_by_one(part, weight, attackers, root)
 
-        return self.problem.plan.over_rows(of_entry, *entries, root)
+        return self.problem.plan.over_rows(combine_entry, *entries, root)
 
     def _together(self, part: PyTree, weight: Array, attackers: Array, root: PyTree) -> PyTree:
         """What the rule makes of parts with weights (n,)."""
@@ -182,7 +182,7 @@ class Combining(Stage):
         return combine(self.aggregator, part, weight, self.trim, root)
 
 
-def as_sums(combined: Parts, totals: dict[str, Array], rest: dict[str, PyTree]) -> Upload:
+def as_sums(combined: Uploads, totals: dict[str, Array], rest: dict[str, PyTree]) -> Upload:
     """An upload in which each part counts again as much as the weights' sum.
 
     Args:
@@ -208,12 +208,12 @@ class ClientParts(NamedTuple):
         rest: The sums, with None in place of parts.
     """
 
-    parts: Parts
+    uploads: Uploads
     weights: dict[str, Array]
     rest: dict[str, PyTree]
 
 
-def parts_of(output: ClientOutput) -> ClientParts:
+def uploads_of(output: ClientOutput) -> ClientParts:
     """What a client adds to the server's averages."""
     upload = output.upload
     assert upload.weight is not None
@@ -222,19 +222,19 @@ def parts_of(output: ClientOutput) -> ClientParts:
         weights["count"] = upload.count
 
     values, others = tree.partition(upload, payload(upload))
-    parts: Parts = {UPDATE: values.update}
+    uploads: Uploads = {UPDATE: values.update}
     for name, entry in values.sums.items():
         if jax.tree.leaves(entry):
-            parts[name] = tree.scale(entry, 1 / positive(weight_of(name, weights)))
-    if output.told.square is not None:
-        square = jnp.broadcast_to(output.told.square, upload.weight.shape)
-        parts[SQUARE] = square / positive(upload.weight)
+            uploads[name] = tree.scale(entry, 1 / positive(weight_of(name, weights)))
+    if output.report.square is not None:
+        square = jnp.broadcast_to(output.report.square, upload.weight.shape)
+        uploads[SQUARE] = square / positive(upload.weight)
     if output.sent is not None:
         # What does not arrive adds nothing to sums of changes.
-        zeros = jax.tree.map(jnp.zeros_like, (parts, weights))
-        parts, weights = tree.where(output.sent, (parts, weights), zeros)
+        zeros = jax.tree.map(jnp.zeros_like, (uploads, weights))
+        uploads, weights = tree.where(output.sent, (uploads, weights), zeros)
     rest = {name: entry for name, entry in others.sums.items() if jax.tree.leaves(entry)}
-    return ClientParts(parts, weights, rest)
+    return ClientParts(uploads, weights, rest)
 
 
 def weight_of(name: str, weights: dict[str, Array]) -> Array:

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 COMPRESS = 0xC0DEC  # folded into a client's key for a round to draw its roundings and places
 BLOCK = 512  # entries that share a scale
 FLOAT = 4  # bytes of a number
-PLACE = 4  # bytes of an entry's place
+POSITION = 4  # bytes of an entry's place
 BIASED = ("topk", "randomk", "sign", "lowrank")  # what error feedback corrects
 FORMS = "topk:SHARE or randomk:SHARE (above 0, at most 1), quantize:BITS (1 to 8), sign, lowrank:RANK (1 or more)"
 
@@ -145,7 +145,7 @@ class Compressor(NamedTuple):
         if self.kind == "lowrank":
             values, _ = self.low_rank(key, values)
         else:
-            values = over_vectors(lambda rows: self._of_vectors(key, rows, scaled), values)
+            values = over_vectors(lambda rows: self._compress_vectors(key, rows, scaled), values)
         values = values if axes else tree.first(values)
         return tree.combine(values, rest)
 
@@ -174,7 +174,7 @@ class Compressor(NamedTuple):
             arrived.append(leaf)
         return jax.tree.unflatten(structure, arrived), tuple(factors)
 
-    def _of_vectors(self, key: Key, rows: Array, scaled: bool) -> Array:
+    def _compress_vectors(self, key: Key, rows: Array, scaled: bool) -> Array:
         """What arrives of vectors (J, n)."""
         num, n = rows.shape
         if n == 0:
@@ -233,7 +233,7 @@ class Compressor(NamedTuple):
             num_scales = math.ceil(n / BLOCK)
             return math.ceil(n * self.amount / 8) + FLOAT * num_scales
         if self.kind == "topk":
-            return self.entries(n) * (FLOAT + PLACE)
+            return self.entries(n) * (FLOAT + POSITION)
         return self.entries(n) * FLOAT
 
     def _low_rank_bytes(self, shape: tuple[int, ...]) -> int:

@@ -79,14 +79,14 @@ class Clock:
     @property
     def described(self) -> str:
         """What takes how long, in words."""
-        parts = [f"devices of {self.devices}"] if self.devices else []
-        parts = parts or [f"{self.compute} s per gradient", f"{self.bandwidth} Mbit/s"]
-        parts += [f"available {self.availability}"] * (self.availability != "always")
-        parts += [f"{self.over_selection:.0%} over-selected"] * (self.over_selection > 0)
-        parts += [f"until {self.deadline:g} s"] * math.isfinite(self.deadline)
-        parts += [f"at most {self.turns} turns a round"] * (self.turns > 0)
+        texts = [f"devices of {self.devices}"] if self.devices else []
+        texts = texts or [f"{self.compute} s per gradient", f"{self.bandwidth} Mbit/s"]
+        texts += [f"available {self.availability}"] * (self.availability != "always")
+        texts += [f"{self.over_selection:.0%} over-selected"] * (self.over_selection > 0)
+        texts += [f"until {self.deadline:g} s"] * math.isfinite(self.deadline)
+        texts += [f"at most {self.turns} turns a round"] * (self.turns > 0)
         return ", ".join(
-            [*parts, *[f"{self.concurrency} clients at work"] * (self.concurrency > 0)]
+            [*texts, *[f"{self.concurrency} clients at work"] * (self.concurrency > 0)]
         )
 
     @property
@@ -131,13 +131,15 @@ class Clock:
         if self.devices:
             found = jnp.asarray(capacities(self.devices))
             computation, communication = found[client % len(found)]
-            each = INFERENCES * examples * computation / 1000
+            drawn_seconds = INFERENCES * examples * computation / 1000
             megabits = communication / 1000
         else:
             key = functools.partial(jax.random.fold_in, self._key(client))
-            each = Drawn.parsed("compute", self.compute)(key(COMPUTE), slower=1)
+            drawn_seconds = Drawn.parsed("compute", self.compute)(key(COMPUTE), slower=1)
             megabits = Drawn.parsed("bandwidth", self.bandwidth)(key(BANDWIDTH), slower=-1)
-        return jnp.asarray(gradients * each + 8 * num_bytes / (1e6 * megabits), jnp.float32)
+        return jnp.asarray(
+            gradients * drawn_seconds + 8 * num_bytes / (1e6 * megabits), jnp.float32
+        )
 
     def available(self, client: Array, now: Array) -> Array:
         """() whether a client is available at a time in seconds."""
@@ -162,8 +164,8 @@ class Drawn(NamedTuple):
     @classmethod
     def parsed(cls, field: str, text: str) -> Drawn:
         """A distribution from "KIND:NUMBER:...". Raises `ArgumentError` if it is none."""
-        kind, *given = text.split(":")
-        found = tuple(_number(part) for part in given)
+        kind, *arguments = text.split(":")
+        found = tuple(_number(part) for part in arguments)
         known = {"constant": 1, "lognormal": 2, "two_class": 3}.get(kind) == len(found)
         fits = known and all(map(math.isfinite, found)) and found[0] > 0 and min(found) >= 0
         if not fits or (kind == "two_class" and not (found[1] <= 1 <= found[2])):
@@ -242,7 +244,11 @@ def capacities(path: str) -> np.ndarray:
     entries = _read("devices", path)
     try:
         found = np.array(
-            [(each["computation"], each["communication"]) for each in entries], np.float32
+            [
+                (drawn_seconds["computation"], drawn_seconds["communication"])
+                for drawn_seconds in entries
+            ],
+            np.float32,
         )
         if not (np.isfinite(found).all() and (found > 0).all()):
             raise ValueError("a value is not above 0")

@@ -198,7 +198,7 @@ def spoiled(output: ClientOutput, broken: Array) -> ClientOutput:
 
 def is_finite(output: ClientOutput) -> Array:
     """() whether all floats of a message are finite."""
-    leaves = jax.tree.leaves((output.upload, output.told))
+    leaves = jax.tree.leaves((output.upload, output.report))
     checks = [jnp.isfinite(leaf).all() for leaf in leaves if is_float(leaf)]
     return jnp.stack([jnp.ones((), bool), *checks]).all()
 

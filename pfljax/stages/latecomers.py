@@ -96,7 +96,9 @@ class Latecomers(Stage):
 
     def around(self, algorithm: Algorithm) -> Algorithm:
         predicting = Predicting(self.name, algorithm)
-        return dataclasses.replace(algorithm, whom=predicting.whom, predict=predicting.predict)
+        return dataclasses.replace(
+            algorithm, select_models=predicting.select_models, predict=predicting.predict
+        )
 
     def server_note(self, key: Key, start: Start, clients: ClientData) -> Known:
         nobody = np.zeros((min(MET, self.num_clients),), np.int32)
@@ -113,21 +115,21 @@ class Latecomers(Stage):
         if undone is not None:
             takes_part = takes_part & ~undone
         rounds = note.client + takes_part.astype(jnp.int32)
-        told = {"client": work.context.client, "rounds": rounds}
-        return with_note(output, self.name, told), rounds
+        report = {"client": work.context.client, "rounds": rounds}
+        return with_note(output, self.name, report), rounds
 
     def before_server(
         self, key: Key, state: State, aggregate: Aggregate, note: StageState
     ) -> tuple[Aggregate, StageState, Metrics]:
-        told = aggregate.notes[self.name]
+        report = aggregate.notes[self.name]
         ties_key = jax.random.fold_in(key, TIES)
-        known = note.server.with_cohort(ties_key, told["client"], told["rounds"])
+        known = note.server.with_cohort(ties_key, report["client"], report["rounds"])
         return aggregate, note._replace(server=known), {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Predicting:
-    """`whom` and `predict` of clients of whom some have not taken part in a round.
+    """`select_models` and `predict` of clients of whom some have not taken part in a round.
 
     Attributes:
         name: The stage's name, under which its notes are.
@@ -137,7 +139,7 @@ class Predicting:
     name: str
     algorithm: Algorithm
 
-    def whom(self, context: ClientContext, row: PyTree, size: Array) -> Mixture:
+    def select_models(self, context: ClientContext, row: PyTree, size: Array) -> Mixture:
         """The usual mixture, or for latecomers the models of clients that are known, equally."""
         mixture = self._usual(context, row, size)
         met = self._known(context).met()
@@ -159,11 +161,11 @@ class Predicting:
 
         def as_usual() -> tuple[Prediction, Params, Array | None]:
             received = first_of(len(mixture.index))
-            made = Prediction()
+            prediction = Prediction()
             if algorithm.predict is not None:
                 seen = context._replace(index=mixture.index)
-                made = algorithm.predict(seen, received, row, data)
-            return made, received, mixture.weights
+                prediction = algorithm.predict(seen, received, row, data)
+            return prediction, received, mixture.weights
 
         def as_newcomer() -> tuple[Prediction, Params, Array | None]:
             assert algorithm.adapt is not None
@@ -173,13 +175,13 @@ class Predicting:
 
         # Both have the same shapes.
         shapes = [jax.eval_shape(as_newcomer), jax.eval_shape(as_usual)]
-        own = any(bool(jax.tree.leaves(made.models)) for made, _, _ in shapes)
+        has_models = any(bool(jax.tree.leaves(prediction.models)) for prediction, _, _ in shapes)
 
         def newcomer() -> Prediction:
-            return _completed(*as_newcomer(), own)
+            return _completed(*as_newcomer(), has_models)
 
         def usual() -> Prediction:
-            return _completed(*as_usual(), own)
+            return _completed(*as_usual(), has_models)
 
         widths = [tree.num_rows(jax.eval_shape(way).weights) for way in (newcomer, usual)]
         width = max(widths)
@@ -196,30 +198,36 @@ class Predicting:
         return (row.notes[self.name] == 0) & (self._known(context).rounds[0] > 0)
 
     def _usual(self, context: ClientContext, row: PyTree, size: Array) -> Mixture:
-        if self.algorithm.whom is not None:
-            return self.algorithm.whom(context, row, size)
+        if self.algorithm.select_models is not None:
+            return self.algorithm.select_models(context, row, size)
         return Mixture(context.client[None], jnp.ones((1,)))
 
 
-def _completed(made: Prediction, received: Params, weights: Array | None, own: bool) -> Prediction:
+def _completed(
+    prediction: Prediction, received: Params, weights: Array | None, has_models: bool
+) -> Prediction:
     """A prediction with its models if some clients have models of their own, otherwise with its index; and weights."""
-    full = resolved(made, received, weights)
+    full = resolved(prediction, received, weights)
     assert full.weights is not None
-    if own:
+    if has_models:
         return full
-    places = jnp.arange(len(full.weights), dtype=jnp.int32) if made.index is None else made.index
-    return Prediction((), full.weights, places, full.inputs)
+    positions = (
+        jnp.arange(len(full.weights), dtype=jnp.int32)
+        if prediction.index is None
+        else prediction.index
+    )
+    return Prediction((), full.weights, positions, full.inputs)
 
 
-def _wide(found: Any, width: int) -> Any:
+def _wide(narrow: Any, width: int) -> Any:
     """A mixture or prediction with `width` models or places: the first is repeated, with weight 0."""
 
     def widened(leaf: Array) -> Array:
         again = jnp.repeat(leaf[:1], width - len(leaf), axis=0)
         return jnp.concatenate([leaf, again])
 
-    weights = jnp.pad(found.weights, (0, width - len(found.weights)))
-    found = found._replace(index=jax.tree.map(widened, found.index), weights=weights)
-    if isinstance(found, Prediction):
-        found = found._replace(models=jax.tree.map(widened, found.models))
-    return found
+    weights = jnp.pad(narrow.weights, (0, width - len(narrow.weights)))
+    narrow = narrow._replace(index=jax.tree.map(widened, narrow.index), weights=weights)
+    if isinstance(narrow, Prediction):
+        narrow = narrow._replace(models=jax.tree.map(widened, narrow.models))
+    return narrow

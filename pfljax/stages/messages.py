@@ -13,9 +13,9 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     Params,
     PyTree,
-    Told,
     Upload,
 )
 
@@ -139,16 +139,16 @@ def with_values(upload: Upload, values: Values, axes: int = 1) -> Upload:
     return upload._replace(update=tree.combine(values.update, rest.update), sums=sums)
 
 
-def with_square(told: Told, before: Values, after: Values) -> Told:
+def with_square(report: ClientReport, before: Values, after: Values) -> ClientReport:
     """What is told, with the squared norm, if there is one, of what is sent instead."""
-    if told.square is None:
-        return told
+    if report.square is None:
+        return report
     norm = jnp.maximum(tree.inner(before, before), jnp.finfo(jnp.float32).tiny)
-    return told._replace(square=told.square * tree.inner(after, after) / norm)
+    return report._replace(square=report.square * tree.inner(after, after) / norm)
 
 
 def with_new_values(output: ClientOutput, values: Values, axes: int = 1) -> ClientOutput:
     """The output of a client that sends other values; `axes` as of `payload`."""
     before = values_of(output.upload, axes)
     upload = with_values(output.upload, values, axes)
-    return output._replace(upload=upload, told=with_square(output.told, before, values))
+    return output._replace(upload=upload, report=with_square(output.report, before, values))

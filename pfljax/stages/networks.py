@@ -57,7 +57,7 @@ class Packing(NamedTuple):
     sizes: dict[str, int]
 
     @classmethod
-    def of(cls, shapes: Iterable[PyTree]) -> Packing:
+    def from_shapes(cls, shapes: Iterable[PyTree]) -> Packing:
         """A packing for trees with these shapes."""
         shapes = tuple(shapes)
         sizes = Counter[str]()
@@ -101,7 +101,7 @@ class Row(NamedTuple):
     """A client's group, () int32, and what it keeps, packed."""
 
     group: Array
-    kept: Packed
+    packed_row: Packed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Mixed:
         if len({shapes_of(start) for start in self.starts}) > 1:
             raise self.differs()
         downloads = any(algorithm.download for algorithm in self.algorithms)
-        chooses_models = any(algorithm.whom for algorithm in self.algorithms)
+        chooses_models = any(algorithm.select_models for algorithm in self.algorithms)
         tunes = any(algorithm.engine.tune for algorithm in self.algorithms)
         collaboration = self.collaboration if base.report.collaboration else None
         report = dataclasses.replace(base.report, collaboration=collaboration)
@@ -144,7 +144,7 @@ class Mixed:
             first_row=self.first_row,
             download=self.download if downloads else None,
             client_update=self.client_update,
-            whom=self.whom if chooses_models else None,
+            select_models=self.select_models if chooses_models else None,
             predict=self.predicted,
             apply=self.apply,
             adapt=self.adapt,
@@ -189,17 +189,17 @@ class Mixed:
     @functools.cached_property
     def rows(self) -> Packing:
         """The packing of rows."""
-        return Packing.of(first.row for first in self.firsts)
+        return Packing.from_shapes(first.row for first in self.firsts)
 
     @functools.cached_property
     def models(self) -> Packing:
         """The packing of clients' own models."""
-        return Packing.of(first.model for first in self.firsts)
+        return Packing.from_shapes(first.model for first in self.firsts)
 
     @functools.cached_property
     def opt_states(self) -> Packing:
         """The packing of their optimizer states."""
-        return Packing.of(first.opt_state for first in self.firsts)
+        return Packing.from_shapes(first.opt_state for first in self.firsts)
 
     @functools.cached_property
     def optimizer_packing(self) -> Packing:
@@ -208,7 +208,7 @@ class Mixed:
         for problem, algorithm in zip(self.problems, self.algorithms, strict=True):
             shapes = shapes_of_client(algorithm, self.clients, problem.cohort_size)
             opt_states.append(shapes.output.opt_state)
-        return Packing.of(opt_states)
+        return Packing.from_shapes(opt_states)
 
     @functools.cached_property
     def predictions(self) -> Packing:
@@ -225,7 +225,7 @@ class Mixed:
             shapes.append(
                 jax.eval_shape(predict, key, first.row, start.state, received, self.clients)
             )
-        return Packing.of(shapes)
+        return Packing.from_shapes(shapes)
 
     def first_prediction(
         self,
@@ -297,7 +297,7 @@ class Mixed:
         def branch(number: int) -> ClientOutput:
             algorithm = self.algorithms[number]
             own_context = self.within(number, context)
-            own_row = self.rows.unpack(number, row.kept)
+            own_row = self.rows.unpack(number, row.packed_row)
             received = self.received(number, models)
             output = algorithm.client_update(own_context, received, own_row, data)
             # Pack its own model, if it has one, its optimizer and its row.
@@ -313,29 +313,29 @@ class Mixed:
         output = self.switch(row.group, branch)
         return output._replace(row=Row(row.group, output.row))
 
-    def of_row(self, name: str, context: ClientContext, row: Row, *args: Any) -> PyTree:
+    def for_row(self, name: str, context: ClientContext, row: Row, *args: Any) -> PyTree:
         """What function `name` of the client's algorithm returns for (context, row, ...)."""
 
         def branch(number: int) -> PyTree:
             function = getattr(self.algorithms[number], name)
             own_context = self.within(number, context)
-            own_row = self.rows.unpack(number, row.kept)
+            own_row = self.rows.unpack(number, row.packed_row)
             return function(own_context, own_row, *args)
 
         return self.switch(row.group, branch)
 
     def download(self, context: ClientContext, row: Row, cohort: Cohort) -> Array:
-        return self.of_row("download", context, row, cohort)
+        return self.for_row("download", context, row, cohort)
 
-    def whom(self, context: ClientContext, row: Row, size: Array) -> Mixture:
-        return self.of_row("whom", context, row, size)
+    def select_models(self, context: ClientContext, row: Row, size: Array) -> Mixture:
+        return self.for_row("select_models", context, row, size)
 
     def collaboration(self, context: ClientContext, row: Row) -> Mapping[str, Array]:
         def branch(number: int) -> Mapping[str, Array]:
             collaboration = self.algorithms[number].report.collaboration
             assert collaboration is not None
             own_context = self.within(number, context)
-            own_row = self.rows.unpack(number, row.kept)
+            own_row = self.rows.unpack(number, row.packed_row)
             return collaboration(own_context, own_row)
 
         return self.switch(row.group, branch)
@@ -349,8 +349,8 @@ class Mixed:
         if algorithm.predict:
             prediction = algorithm.predict(context, received, row, data)
         weights = None
-        if algorithm.whom:
-            weights = algorithm.whom(context, row, data.train.size).weights
+        if algorithm.select_models:
+            weights = algorithm.select_models(context, row, data.train.size).weights
         return parts_of(resolved(prediction, received, weights))
 
     def packed(self, group: Array, branch: Callable[[int], tuple]) -> Prediction:
@@ -371,7 +371,7 @@ class Mixed:
         self, context: ClientContext, models: Params, row: Row, data: ClientData
     ) -> Prediction:
         def branch(number: int) -> tuple:
-            own_row = self.rows.unpack(number, row.kept)
+            own_row = self.rows.unpack(number, row.packed_row)
             received = self.received(number, models)
             own_context = self.within(number, context)
             return self.resolved(number, own_context, received, own_row, data)

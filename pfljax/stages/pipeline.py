@@ -109,7 +109,7 @@ class Pipeline:
             server_update=self.server_update,
             sample=self.sample if self.chooses else None,
             download=self.download if method.download else None,
-            whom=self.whom if method.whom else None,
+            select_models=self.select_models if method.select_models else None,
             predict=self.predict if method.predict else None,
             adapt=self.adapt if method.adapt else None,
             report=report,
@@ -144,7 +144,7 @@ class Pipeline:
         """The models that a client receives."""
         assert self.method.download is not None
         notes = context.server.notes
-        context = of_method(context)
+        context = method_context(context)
         index = self.method.download(context, row.state, cohort)
         for stage in self.stages:
             index = stage.download(context, index, notes[stage.name])
@@ -160,7 +160,7 @@ class Pipeline:
             notes[name] = StageState(context.server.notes[name], row.notes[name])
 
         # What the client trains with, and whether it does.
-        work = LocalWork(of_method(context), models, row.state, data)
+        work = LocalWork(method_context(context), models, row.state, data)
         for stage in reversed(self.stages):
             work = stage.before_client(work, notes[stage.name])
         if work.absent is not None:
@@ -170,13 +170,13 @@ class Pipeline:
         output = self._train(work)
         participation = Participation(absent=work.absent, away=work.away)
         output = output._replace(participation=participation)
-        kept = {}
+        kept_notes = {}
         for stage in self.stages:
-            changed, kept[stage.name] = stage.after_client(work, output, notes[stage.name])
+            changed, kept_notes[stage.name] = stage.after_client(work, output, notes[stage.name])
             output = self._arrived(work, output, changed)
 
         # Nothing happens to those who are absent or dropped.
-        next_row = WithNotes(output.row, kept)
+        next_row = WithNotes(output.row, kept_notes)
         undone = either(work.absent, output.participation.dropped)
         if undone is not None:
             next_row = choose(undone, row, next_row)
@@ -199,13 +199,13 @@ class Pipeline:
 
         def idle() -> tuple:
             output = self._train(idle_work)
-            return output.upload, output.told, output.sent
+            return output.upload, output.report, output.sent
 
         def message() -> tuple:
-            return after.upload, after.told, after.sent
+            return after.upload, after.report, after.sent
 
-        upload, told, sent = jax.lax.cond(after.participation.absent, idle, message)
-        return after._replace(upload=upload, told=told, sent=sent)
+        upload, report, sent = jax.lax.cond(after.participation.absent, idle, message)
+        return after._replace(upload=upload, report=report, sent=sent)
 
     # The server's part.
 
@@ -245,36 +245,36 @@ class Pipeline:
 
     # What a client predicts with. Newcomers have no row.
 
-    def whom(self, context: ClientContext, row: Any, size: Array) -> Mixture:
+    def select_models(self, context: ClientContext, row: Any, size: Array) -> Mixture:
         """Whose models a client predicts with."""
-        assert self.method.whom is not None
-        return self.method.whom(of_method(context), row_of_method(row), size)
+        assert self.method.select_models is not None
+        return self.method.select_models(method_context(context), row_of_method(row), size)
 
     def predict(
         self, context: ClientContext, models: Params, row: Any, data: ClientData
     ) -> Prediction:
         """What a client makes of its models."""
         assert self.method.predict is not None
-        return self.method.predict(of_method(context), models, row_of_method(row), data)
+        return self.method.predict(method_context(context), models, row_of_method(row), data)
 
     def adapt(self, context: ClientContext, models: Params, data: ClientData) -> Prediction:
         """What a newcomer predicts with."""
         assert self.method.adapt is not None
-        return self.method.adapt(of_method(context), models, data)
+        return self.method.adapt(method_context(context), models, data)
 
     def tune(self, context: ClientContext, prediction: Prediction, data: ClientData) -> Prediction:
         """A fine-tuned prediction."""
         tune = self.method.engine.tune
         assert tune is not None
-        return tune(of_method(context), prediction, data)
+        return tune(method_context(context), prediction, data)
 
     def collaboration(self, context: ClientContext, row: Any) -> Mapping[str, Array]:
         """What a run records of whom a client uses."""
         assert self.method.report.collaboration is not None
-        return self.method.report.collaboration(of_method(context), row_of_method(row))
+        return self.method.report.collaboration(method_context(context), row_of_method(row))
 
 
-def of_method(context: ClientContext) -> ClientContext:
+def method_context(context: ClientContext) -> ClientContext:
     """The context as the method knows it."""
     return context._replace(server=context.server.state)
 

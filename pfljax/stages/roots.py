@@ -30,7 +30,7 @@ from pfljax.contract.types import (
     State,
 )
 from pfljax.local.batches import sampled
-from pfljax.stages.combining import Combining, Parts, parts_of
+from pfljax.stages.combining import Combining, Uploads, uploads_of
 from pfljax.stages.stage import StageState
 
 ROOT = 0x2007  # folded into the server's keys to draw its examples, and to train on them
@@ -60,7 +60,7 @@ class Trusting(Combining):
     root_examples: int
 
     def declare(self, method: Algorithm) -> Algorithm:
-        return dataclasses.replace(method, ledger=method.ledger.beside(BY_ROOT))
+        return dataclasses.replace(method, ledger=method.ledger.with_unaccounted(BY_ROOT))
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -77,10 +77,10 @@ class Trusting(Combining):
         row = self.method.first_row(key, jnp.zeros((), jnp.int32), start).row
         return Root(data, row)
 
-    def client_note(self, note: Root, client: Array) -> Parts:
+    def client_note(self, note: Root, client: Array) -> Uploads:
         return {}
 
-    def _roots(self, key: Key, state: State, note: StageState) -> Parts:
+    def _roots(self, key: Key, state: State, note: StageState) -> Uploads:
         data, row = note.server
         zero = jnp.zeros((), jnp.int32)
         context = ClientContext(
@@ -93,4 +93,4 @@ class Trusting(Combining):
         )
         alone = ClientData(data, data._replace(size=zero), jnp.zeros((), bool))
         output = self.method.client_update(context, state.models, row, alone)
-        return parts_of(output).parts
+        return uploads_of(output).uploads

@@ -123,9 +123,9 @@ class Weighted(Stage):
         upload = jax.tree.map(scaled, output.upload)
         if upload.weight is not None:
             upload = upload._replace(update=output.upload.update)
-        square = jax.tree.map(scaled, output.told.square)
-        told = output.told._replace(square=square)
-        return output._replace(upload=upload, told=told), note.client
+        square = jax.tree.map(scaled, output.report.square)
+        report = output.report._replace(square=square)
+        return output._replace(upload=upload, report=report), note.client
 
     def _share(self, threshold: Array, size: Array) -> Array:
         """p_k K / S."""
@@ -144,7 +144,7 @@ class Choosing(Weighted):
     num_candidates: int
 
     def declare(self, method: Algorithm) -> Algorithm:
-        return dataclasses.replace(method, ledger=method.ledger.beside(BY_LOSS))
+        return dataclasses.replace(method, ledger=method.ledger.with_unaccounted(BY_LOSS))
 
     def sample(self, key: Key, state: State, clients: ClientData, note: PyTree) -> Array:
         draw_key, predict_key = jax.random.split(key)
@@ -219,4 +219,4 @@ def losses_of(
         return metrics.evaluate(problem, algorithm, prediction, train)["loss"]
 
     served = serve_some(algorithm, problem.plan, loss, key, state, ids, clients, clients.train)
-    return served.found
+    return served.outputs

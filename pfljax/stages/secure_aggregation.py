@@ -56,7 +56,7 @@ class Summing(Stage):
     def after_client(
         self, work: LocalWork, output: ClientOutput, note: StageState
     ) -> tuple[ClientOutput, PyTree]:
-        if output.told.entries:
-            why = f"its server reads each client's {', '.join(output.told.entries)}"
+        if output.report.entries:
+            why = f"its server reads each client's {', '.join(output.report.entries)}"
             raise ArgumentError("secure_aggregation", f"{REFUSED}; {why}", True)
         return output, note.client

@@ -56,7 +56,7 @@ class Elapsed(NamedTuple):
     """
 
     total: Array
-    of_round: Array
+    round_elapsed: Array
 
 
 def check(clock: Clock, problem: Problem, algorithm: Algorithm) -> None:
@@ -115,7 +115,7 @@ class Waiting(Stage):
             seconds = jnp.where(is_here, seconds, WAIT)
 
         # The exchanges of a round follow each other; the deadline is for all of them.
-        begun = jnp.where(context.step == 0, 0, note.server.of_round)
+        begun = jnp.where(context.step == 0, 0, note.server.round_elapsed)
         if math.isfinite(self.clock.deadline):
             output = lost(output, begun + seconds > self.clock.deadline)
             left = jnp.maximum(self.clock.deadline - begun, 0)
@@ -165,7 +165,7 @@ class Waiting(Stage):
             return self.method.client_update(context, work.models, work.row, work.data)
 
         read = traffic.bytes_read(update, work.context.server)
-        return traffic.of_client(self.method, work.models, output, read)
+        return traffic.client_traffic(self.method, work.models, output, read)
 
 
 def exchange_seconds(
@@ -251,4 +251,4 @@ def message_shapes(
         return play(key, server, *inputs)[2]
 
     read = traffic.bytes_read(output_of, state.server.state, *inputs)
-    return traffic.of_client(algorithm, models, output, read), len(index)
+    return traffic.client_traffic(algorithm, models, output, read), len(index)

@@ -150,17 +150,17 @@ def _measured_in_blocks(
     num_scored = ids.shape[-1]
 
     def measure(served: Served) -> Served:
-        found = measured(experiment.metrics, served.found, problem.model.task)
-        return served._replace(found=found)
+        found = measured(experiment.metrics, served.outputs, problem.model.task)
+        return served._replace(outputs=found)
 
     def evaluate_in_blocks(*args: Any) -> Served:
         blocks_of_runs: list[list[Served]] = [[] for _ in range(replicates.num)]
         for positions in blocks(num_scored, size):
             served = jax.device_get(evaluate(ids[..., positions], *args))
-            for run, of_run in enumerate(replicates.split(served)):
-                blocks_of_runs[run].append(measure(of_run))
-        of_runs = [joined(of_blocks, num_scored) for of_blocks in blocks_of_runs]
-        return replicates.join(of_runs, np.stack)
+            for run, served_run in enumerate(replicates.split(served)):
+                blocks_of_runs[run].append(measure(served_run))
+        served_runs = [joined(served_blocks, num_scored) for served_blocks in blocks_of_runs]
+        return replicates.join(served_runs, np.stack)
 
     return evaluate_in_blocks
 
@@ -172,10 +172,10 @@ class DeviceStore(Store):
     on_devices = True
 
     def put(
-        self, plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int
+        self, plan: ExecutionPlan, replicates: Replicates, runs: Sequence[Any], num: int
     ) -> Any:
         """Puts the data of each run on the devices."""
-        stacked = replicates.join(parts, np.stack)
+        stacked = replicates.join(runs, np.stack)
         return place(plan, stacked, num, replicates.axis)
 
     def join_states(
@@ -255,11 +255,11 @@ class DeviceStore(Store):
         def play(
             algorithm: Algorithm, key: Key, number: Array, state: State, clients: ClientData
         ) -> tuple[State, Record]:
-            of_algorithm = make_round(algorithm, plan, experiment.problem.cohort_size)
-            return of_algorithm(key, number, state, clients)
+            play_round = make_round(algorithm, plan, experiment.problem.cohort_size)
+            return play_round(key, number, state, clients)
 
-        of_all = replicates.lift(experiment, plan, play, (0, None, 0, 0))
-        traced = jax.jit(taking(network, of_all), inline=True)
+        lifted = replicates.lift(experiment, plan, play, (0, None, 0, 0))
+        traced = jax.jit(taking(network, lifted), inline=True)
 
         def one_round(
             key: Key, number: Array, state: State, clients: ClientData
@@ -276,9 +276,9 @@ class DeviceStore(Store):
         def init(algorithm: Algorithm, key: Key, clients: ClientData) -> State:
             return init_state(algorithm, plan, key, clients)
 
-        of_all = replicates.lift(experiment, plan, init, (0, 0))
+        lifted = replicates.lift(experiment, plan, init, (0, 0))
         keys = [jax.random.key(experiment.seed)] * replicates.num
-        return of_all, replicates.join(keys)
+        return lifted, replicates.join(keys)
 
     def compile_segment(
         self,
@@ -303,8 +303,8 @@ class DeviceStore(Store):
             rest, models = _split_models(state)
             first = np.int32(start)
             end = np.int32(stop)
-            parts, records, done = compiled(key, first, end, rest, models, clients, frozen=frozen)
-            rest, models = parts
+            runs, records, done = compiled(key, first, end, rest, models, clients, frozen=frozen)
+            rest, models = runs
             return _with_models(rest, models), records, done
 
         shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
@@ -320,9 +320,9 @@ class DeviceStore(Store):
             state,
             init=functools.partial(compiled_init, frozen=frozen),
             segment=segment,
-            memory=memory.of_compiled(compiled),
+            memory=memory.memory_plan(compiled),
             compile_seconds=compile_seconds,
-            making=memory.of_compiled(compiled_init),
+            making=memory.memory_plan(compiled_init),
         )
 
     def make_evaluation(
@@ -354,12 +354,12 @@ class DeviceStore(Store):
             )
 
         ids_axis = None if all_at_once else 0
-        of_all = replicates.lift(experiment, plan, score, (ids_axis, 0, 0, 0, 0, 0))
+        lifted = replicates.lift(experiment, plan, score, (ids_axis, 0, 0, 0, 0, 0))
         if isinstance(plan, PythonPlan):
-            evaluate = calling(of_all)
+            evaluate = calling(lifted)
         else:
             network = problem.model.network
-            evaluate = Jitted(network, plan, of_all, out_shardings=plan.everywhere)
+            evaluate = Jitted(network, plan, lifted, out_shardings=plan.everywhere)
 
         if all_at_once:
             return functools.partial(evaluate, None)
@@ -379,4 +379,4 @@ class DeviceStore(Store):
         network = experiment.problem.model.network
         jitted = Jitted(network, plan, some, out_shardings=plan.everywhere)
         served = jitted(key, state, ids, clients, (), trained)
-        return jax.device_get(served.found)
+        return jax.device_get(served.outputs)

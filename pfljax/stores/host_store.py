@@ -395,11 +395,11 @@ class HostStore(Store):
             raise ArgumentError("model_devices", text, model_devices)
 
     def put(
-        self, plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int
+        self, plan: ExecutionPlan, replicates: Replicates, runs: Sequence[Any], num: int
     ) -> Any:
         """Returns the data of each run, which stay on the host."""
         del plan, num
-        return replicates.side_by_side(parts)
+        return replicates.side_by_side(runs)
 
     def join_states(
         self, compiled: Compiled, replicates: Replicates, states: Sequence[State]
@@ -477,7 +477,7 @@ class HostStore(Store):
         compiled = lowered.program.compile()
 
         # Beside the program's arguments: the next cohort, and the other runs' servers and models.
-        needs = memory.of_compiled(compiled)
+        needs = memory.memory_plan(compiled)
         other_runs = (replicates.num - 1) * tree.num_bytes(without_clients(state))
         arguments = needs.arguments + lowered.ahead + other_runs
         needs = dataclasses.replace(needs, arguments=arguments)
@@ -557,7 +557,7 @@ class HostStore(Store):
         )
         ids = [scored_ids(experiment) for experiment in experiments]
 
-        def of_all(key: Key, state: Any, clients: Any, splits: Any, trained: Any) -> Any:
+        def score_all(key: Key, state: Any, clients: Any, splits: Any, trained: Any) -> Any:
             keys = replicates.split(key)
             states = replicates.split(state)
             data = replicates.split(clients)
@@ -570,7 +570,7 @@ class HostStore(Store):
                 served.append(evaluate(numbers, ids[run], keys[run], *state_and_data))
             return replicates.side_by_side(served)
 
-        return of_all
+        return score_all
 
     def serve(
         self, experiment: Experiment, build: Build, plan: ExecutionPlan, use: UseOf, *args: Any
@@ -606,6 +606,6 @@ class DiskStore(HostStore):
         """Reads the state; the clients' rows stay in their files."""
         key = jax.random.fold_in(jax.random.key(experiment.seed), 0)
         like = shapes_of(experiment, clients)
-        replicates = Replicates.of([experiment])
+        replicates = Replicates.from_experiments([experiment])
         rows = _RowsOnDisk(experiment, replicates, like, [clients], writable=False)
         return rows.thaw(0, key, read(rows.saving.like))

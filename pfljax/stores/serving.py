@@ -23,7 +23,7 @@ from pfljax.contract.types import (
     Task,
 )
 from pfljax.evaluation import measures, metrics
-from pfljax.exchange.lifting import Served, Use, serve, whom
+from pfljax.exchange.lifting import Served, Use, select_models, serve
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
 from pfljax.local.problem import Problem
@@ -41,14 +41,14 @@ def scores(problem: Problem, algorithm: Algorithm, outputs: bool = False) -> Use
     With `outputs`, the clients' outputs come along, for `measured`.
     """
 
-    def of_split(prediction: Prediction, split: Split) -> dict[str, PyTree]:
+    def split_scores(prediction: Prediction, split: Split) -> dict[str, PyTree]:
         values = metrics.evaluate(problem, algorithm, prediction, split)
         if not outputs:
             return values
         return values | measures.outputs_of(problem, algorithm, prediction, split)
 
     def use(prediction: Prediction, splits: Mapping[str, Split]) -> dict[str, dict[str, PyTree]]:
-        return {name: of_split(prediction, split) for name, split in splits.items()}
+        return {name: split_scores(prediction, split) for name, split in splits.items()}
 
     return use
 
@@ -70,11 +70,13 @@ def measured(
     if not run_metrics:
         return found
 
-    def with_metrics(of_split: dict[str, PyTree]) -> dict[str, PyTree]:
-        values = {name: array for name, array in of_split.items() if name not in measures.OUTPUTS}
-        return values | measures.measured(run_metrics, of_split, task)
+    def with_metrics(split_scores: dict[str, PyTree]) -> dict[str, PyTree]:
+        values = {
+            name: array for name, array in split_scores.items() if name not in measures.OUTPUTS
+        }
+        return values | measures.measured(run_metrics, split_scores, task)
 
-    return {name: with_metrics(of_split) for name, of_split in found.items()}
+    return {name: with_metrics(split_scores) for name, split_scores in found.items()}
 
 
 def scored_ids(experiment: Experiment) -> np.ndarray:
@@ -91,13 +93,13 @@ def blocks(num: int, size: int) -> Iterator[np.ndarray]:
         yield np.minimum(np.arange(start, start + size, dtype=np.int32), num - 1)
 
 
-def joined(parts: Sequence[Served], num: int) -> Served:
+def joined(served_blocks: Sequence[Served], num: int) -> Served:
     """What n clients found, from what their `blocks` found, as NumPy arrays (n, ...)."""
 
     def join(*leaves: np.ndarray) -> np.ndarray:
         return np.concatenate(leaves)[:num]
 
-    return jax.tree.map(join, *parts)
+    return jax.tree.map(join, *served_blocks)
 
 
 class BlockServer:
@@ -125,7 +127,7 @@ class BlockServer:
 
         def choose(numbers: Numbers, ids: Array, key: Key, state: State, sizes: Array) -> Mixture:
             algorithm = build(numbers)
-            return whom(algorithm, plan, key, state, ids, sizes)
+            return select_models(algorithm, plan, key, state, ids, sizes)
 
         def serve_block(
             numbers: Numbers,
@@ -161,11 +163,13 @@ class BlockServer:
         trained: np.ndarray | None = None,
     ) -> Served:
         """Returns what clients `ids` (n,) found, as NumPy arrays (n, ...); see `lifting.serve`."""
-        parts: list[Served] = []
+        served_blocks: list[Served] = []
         for positions in blocks(len(ids), self.size):
             block_ids = ids[positions]
-            parts.append(self.block(numbers, block_ids, key, state, clients, inputs, trained))
-        return joined(parts, len(ids))
+            served_blocks.append(
+                self.block(numbers, block_ids, key, state, clients, inputs, trained)
+            )
+        return joined(served_blocks, len(ids))
 
     def block(
         self,
@@ -191,7 +195,7 @@ class BlockServer:
         served = jax.device_get(served)
         if self.finish is None:
             return served
-        return served._replace(found=self.finish(served.found))
+        return served._replace(outputs=self.finish(served.outputs))
 
     def read(self, stack: PyTree, ids: np.ndarray) -> PyTree:
         """Puts rows `ids` of a stack on the host on the devices."""
@@ -208,8 +212,8 @@ class BlockServer:
         stack: First = state.clients
         stacks.verify(stack, ids)
         rows = self.read(stack._replace(model=()), ids)
-        of_block = state._replace(clients=rows)
-        mixture = self.jitted_choose(numbers, ids, key, of_block, data.train.size)
+        block_state = state._replace(clients=rows)
+        mixture = self.jitted_choose(numbers, ids, key, block_state, data.train.size)
 
         index = np.asarray(mixture.index).reshape(-1)
         stacks.verify(stack, index)

@@ -37,7 +37,7 @@ class Store(Protocol):
         """Raises `ArgumentError` if the store does not support the run."""
 
     def put(
-        self, plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int
+        self, plan: ExecutionPlan, replicates: Replicates, runs: Sequence[Any], num: int
     ) -> Any:
         """Puts the data of each run, of `num` clients, where the store keeps them."""
 

@@ -25,6 +25,7 @@ from pfljax.contract.types import (
     Array,
     ClientData,
     ClientOutput,
+    ClientReport,
     Cohort,
     First,
     Key,
@@ -33,7 +34,6 @@ from pfljax.contract.types import (
     PyTree,
     Start,
     State,
-    Told,
     Topology,
     Upload,
 )
@@ -295,8 +295,8 @@ class Contract:
         self._instance(field, output, ClientOutput)
         self._same(field, "row", output.row, row)
         self._instance(field, output.upload, Upload, "upload: ")
-        self._instance(field, output.told, Told, "told: ")
-        self._shape(field, "told.loss", output.told.loss, (), "float")
+        self._instance(field, output.report, ClientReport, "report: ")
+        self._shape(field, "report.loss", output.report.loss, (), "float")
         num_sent = self._check_upload(output, received, num_received)
         weight = output.upload.weight
         if push and weight is not None:
@@ -347,13 +347,13 @@ class Contract:
         algorithm = self.algorithm
         row = tree.shapes_of_rows(state.rows)
         width = tree.num_rows(state.models) if algorithm.topology.on_server else 1
-        if algorithm.whom:
+        if algorithm.select_models:
             size = jax.ShapeDtypeStruct((), jnp.int32)
-            mixture = self._for_client("whom", key, state, row, size)
-            self._instance("whom", mixture, Mixture)
+            mixture = self._for_client("select_models", key, state, row, size)
+            self._instance("select_models", mixture, Mixture)
             width = _width(mixture.index)
-            self._shape("whom", "index", mixture.index, (width,), "integer")
-            self._shape("whom", "weights", mixture.weights, (width,), "float")
+            self._shape("select_models", "index", mixture.index, (width,), "integer")
+            self._shape("select_models", "weights", mixture.weights, (width,), "float")
 
         received = tree.shapes_of_rows(state.models, width)
         prediction = Prediction()
@@ -392,7 +392,7 @@ class Contract:
         elif not topology.on_server:
             required = f"required for unseen clients with topology={str(topology)!r}"
             raise self._error("adapt", f"{required}; it says what they predict with")
-        else:  # `whom` and `predict`, with an empty row
+        else:  # `select_models` and `predict`, with an empty row
 
             def unchanged(prediction: Prediction, _: Any) -> Prediction:
                 return prediction
@@ -476,8 +476,8 @@ class Contract:
 
         on_server = self.algorithm.topology.on_server
         self._check_index(index, cohort, num_models)
-        self._check_range("whom", mixture.index, num_models if on_server else num_clients)
-        check_weights(self.experiment, "whom", mixture.weights, cohort)
+        self._check_range("select_models", mixture.index, num_models if on_server else num_clients)
+        check_weights(self.experiment, "select_models", mixture.weights, cohort)
 
     def _check_index(self, index: np.ndarray, cohort: np.ndarray, num_models: int) -> None:
         """Checks which models the clients of a cohort download."""
@@ -558,7 +558,7 @@ class Contract:
             cohort_state = state._replace(clients=rows)
         index = lifting.download(algorithm, plan, key, cohort_state, cohort)
         sizes = clients.train.size
-        mixture = lifting.whom(algorithm, plan, key, cohort_state, cohort.ids, sizes)
+        mixture = lifting.select_models(algorithm, plan, key, cohort_state, cohort.ids, sizes)
 
         leaves = jax.tree.leaves(state.models)
         num_models = tree.num_rows(state.models) if leaves else 1

@@ -112,7 +112,7 @@ class Trainer:
 
         # What was asked for.
         self.experiments = experiments
-        self.replicates = Replicates.of(experiments)
+        self.replicates = Replicates.from_experiments(experiments)
         self.folders = Folders(experiments, outs, resume)
         self.planned_rounds = experiments[0].planned_rounds
         self.display = Display(bar)
@@ -593,7 +593,9 @@ class Trainer:
             if not self.keep_going:
                 return
         elif not self.compiled.algorithm.report.collaboration:
-            field = "whom and predict" if self.compiled.algorithm.predict else "whom"
+            field = (
+                "select_models and predict" if self.compiled.algorithm.predict else "select_models"
+            )
             weights = collaboration["weights"]
             conformance.check_weights(experiment, field, weights, experiment.scored)
 

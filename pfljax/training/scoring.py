@@ -126,9 +126,9 @@ def ledger_of_examples(
         return {}
     ledger = algorithm.ledger
     if experiment.federation.scaling:
-        ledger = ledger.beside(privacy.BY_SCALING)
+        ledger = ledger.with_unaccounted(privacy.BY_SCALING)
     if solver.privacy.noise_seed is not None:
-        ledger = ledger.beside(privacy.BY_SEED)
+        ledger = ledger.with_unaccounted(privacy.BY_SEED)
 
     # In how many rounds a client took part, and the mini-batches that it used there.
     n_max = train.y.shape[1]

@@ -9,7 +9,7 @@ from quadratics import descend, play, vectors
 
 from pfljax.algorithms import clustered
 from pfljax.contract import tree
-from pfljax.contract.types import Aggregate, Told, Upload
+from pfljax.contract.types import Aggregate, ClientReport, Upload
 
 divide = jax.jit(clustered.bipartition, static_argnums=2)
 
@@ -156,7 +156,7 @@ def test_thresholds_are_in_units_of_the_first_round_s_largest_update(relative, l
         )
         upload = Upload(update, sums={"num_examples": jnp.ones(4)})
         everyone = jnp.ones((4, 1), bool)
-        aggregate = Aggregate(upload, jnp.ones(4, jnp.int32), everyone, Told(jnp.zeros(4)))
+        aggregate = Aggregate(upload, jnp.ones(4, jnp.int32), everyone, ClientReport(jnp.zeros(4)))
         return algorithm.server_update(jax.random.key(0), state._replace(round=number), aggregate)[
             0
         ]

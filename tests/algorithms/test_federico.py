@@ -41,11 +41,11 @@ def loss_and_gradient(theta, split, k):
 
 def collaboration(algorithm, problem, federation):
     """(state) -> the weights (K, K) that clients give all models; compiled."""
-    whom = jax.jit(functools.partial(lifting.whom, algorithm, problem.plan))
+    select_models = jax.jit(functools.partial(lifting.select_models, algorithm, problem.plan))
     num = problem.num_clients
 
     def dense(state):
-        mixture = whom(
+        mixture = select_models(
             jax.random.key(0), state, np.arange(num, dtype=np.int32), federation.train.size
         )
         weights = np.zeros((num, num))
@@ -492,7 +492,7 @@ def test_delta_trains_each_held_model_with_noise_of_its_own():
     )
     batch = solver.take_batch(context.key, None, split, jnp.int32(0))
     for number in range(2):
-        grads = jax.grad(solver.mean_loss)(params, batch.of_model(number))
+        grads = jax.grad(solver.mean_loss)(params, batch.for_model(number))
         own = jax.tree.map(lambda leaf, n=number: leaf[n], changes)
         toys.assert_trees_close(own, tree.scale(grads, -RATE), rtol=1e-4, atol=1e-6)
     kernel = changes["Dense_0"]["kernel"]

@@ -13,7 +13,7 @@ from pfljax.algorithms.knn_per import votes
 from pfljax.contract.types import Split
 from pfljax.evaluation import metrics
 from pfljax.evaluation.fine_tuning import fine_tuned
-from pfljax.local.batches import of_examples
+from pfljax.local.batches import over_examples
 
 SIZES = (6, 1, 0, 3)
 KEY = jax.random.key(0)
@@ -180,7 +180,7 @@ def test_features_of_many_examples_are_found_in_blocks():
     x = np.random.default_rng(0).normal(size=(700, 3)).astype(np.float32)
 
     def features(split):
-        return of_examples(lambda x, _: problem.model.features(params, x), split)
+        return over_examples(lambda x, _: problem.model.features(params, x), split)
 
     found = jax.jit(features)(Split(x, np.zeros(700, np.int32), 650))
     assert found.shape == (700, 4)

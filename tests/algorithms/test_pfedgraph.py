@@ -10,7 +10,7 @@ import toys
 from by_hand import by_hand, entry
 from quadratics import SIZES, nearest_on_simplex
 
-from pfljax.contract.types import Aggregate, Told, Upload
+from pfljax.contract.types import Aggregate, ClientReport, Upload
 
 COUNTS = np.array([4, 1, 7, 2, 6])
 SHARES = np.array(SIZES) / sum(SIZES)
@@ -44,7 +44,7 @@ def server():
             upload=Upload(update=model, count=jnp.asarray(COUNTS, jnp.float32)),
             num_sent=jnp.ones(5, jnp.int32),
             sent=jnp.ones((5, 1), bool),
-            told=Told(loss=jnp.zeros(5)),
+            report=ClientReport(loss=jnp.zeros(5)),
         )
         algorithm = toys.make_algorithm("pfedgraph", problem, alpha=alpha)
         state_after, _ = algorithm.server_update(jax.random.key(0), state, aggregate)

@@ -214,9 +214,9 @@ def test_alpha_is_one_vector_a_layer():
     assert np.abs(alpha[:, 0] - alpha[:, 1]).max() > 0.01
 
     row = jax.tree.map(lambda leaf: leaf[2], played.states[-1].rows)
-    told = played.algorithm.report.collaboration(None, row)
-    np.testing.assert_allclose(told["alpha"], alpha[2], rtol=1e-6)
-    np.testing.assert_allclose(told["weights"], alpha[2].mean(axis=0), rtol=1e-6)
+    report = played.algorithm.report.collaboration(None, row)
+    np.testing.assert_allclose(report["alpha"], alpha[2], rtol=1e-6)
+    np.testing.assert_allclose(report["weights"], alpha[2].mean(axis=0), rtol=1e-6)
 
 
 def test_or_alpha_is_one_vector_for_all_layers():

@@ -18,7 +18,7 @@ from samples import params, sample
 from staged import staged
 
 import pfljax as pfl
-from pfljax.contract.types import ClientContext, ClientData, ClientOutput, Told, Upload
+from pfljax.contract.types import ClientContext, ClientData, ClientOutput, ClientReport, Upload
 from pfljax.run.experiment import differences
 from pfljax.run.replicates import Replicates
 from pfljax.settings.fields import fields_of
@@ -286,10 +286,10 @@ ENTRIES = {
     "sums": {"likelihood": np.float32(0.5)},
     "nothing": np.zeros(0, np.float32),
 }
-TOLD = Told(np.float32(1.5), entries=ENTRIES)
+TOLD = ClientReport(np.float32(1.5), entries=ENTRIES)
 
 
-def sent(attack: Attack) -> tuple[Upload, Told]:
+def sent(attack: Attack) -> tuple[Upload, ClientReport]:
     """What an attacker with examples sends in place of `UPLOAD` and `TOLD`."""
 
     def client_update(context, models, row, data):
@@ -305,7 +305,7 @@ def sent(attack: Attack) -> tuple[Upload, Told]:
     attacked = staged(PROBLEM, algorithm, FEDERATION, attack=attack)
     data = ClientData(one, one, jnp.asarray(True))
     out = attacked.client_update(context, (), nothing, data)
-    return jax.device_get((out.upload, out.told))
+    return jax.device_get((out.upload, out.report))
 
 
 @pytest.mark.parametrize(
@@ -320,10 +320,10 @@ def sent(attack: Attack) -> tuple[Upload, Told]:
 )
 def test_attackers_leave_integers_switches_and_single_numbers(kind):
     """The noise attackers crashed on FedPAC's switch. A model's scalar parameter is attacked as others are."""
-    upload, told = sent(Attack(kind))
-    for found, own in ((upload.weight, 5), (upload.sums["seen"], [[4, 1]]), (told.loss, 1.5)):
+    upload, report = sent(Attack(kind))
+    for found, own in ((upload.weight, 5), (upload.sums["seen"], [[4, 1]]), (report.loss, 1.5)):
         np.testing.assert_array_equal(found, own)
-    entries = told.entries
+    entries = report.entries
     np.testing.assert_array_equal(entries["steps"], [4, 4])
     assert entries["several"] and entries["several"].dtype == bool
     assert entries["sums"]["likelihood"] == 0.5
@@ -595,7 +595,7 @@ def test_hyperparameters_that_are_numbers_may_differ_and_others_may_not():
     def prox(mu):
         return pfl.Run(pfl.FedProx(mu=mu), CLIENTS, MODEL).experiment
 
-    assert Replicates.of([prox(0.1), prox(1.0)]).numbers.hyperparameters[
+    assert Replicates.from_experiments([prox(0.1), prox(1.0)]).numbers.hyperparameters[
         "mu"
     ].tolist() == pytest.approx([0.1, 1.0])
 
@@ -603,7 +603,7 @@ def test_hyperparameters_that_are_numbers_may_differ_and_others_may_not():
         return pfl.Run(pfl.IFCA(clusters=num), CLIENTS, MODEL).experiment
 
     with pytest.raises(pfl.ArgumentError, match=r"method\.clusters \(2 and 3\)"):
-        Replicates.of([clusters(2), clusters(3)])
+        Replicates.from_experiments([clusters(2), clusters(3)])
 
 
 @pytest.mark.slow

@@ -9,7 +9,16 @@ import numpy as np
 import optax
 
 import pfljax as pfl
-from pfljax.author import Algorithm, ClientOutput, First, Ledger, Prediction, Start, Told, Upload
+from pfljax.author import (
+    Algorithm,
+    ClientOutput,
+    ClientReport,
+    First,
+    Ledger,
+    Prediction,
+    Start,
+    Upload,
+)
 
 TEMPERATURE = 2.0
 BLEND = jnp.array([0.25, 0.75])
@@ -109,7 +118,7 @@ class Mine:
                 weight=size[None],
             )
             row = {"own": own.params, "seen": row["seen"] + 1}
-            return ClientOutput(row, upload, Told(loss / TEMPERATURE))
+            return ClientOutput(row, upload, ClientReport(loss / TEMPERATURE))
 
         def server_update(key, state, aggregate):
             weight = jnp.maximum(aggregate.upload.weight, 1e-6)

@@ -73,8 +73,8 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     "the server's step": ("leaf / weight[0]", "leaf / (1 + weight[0])", "server_update of Mine"),
     "whose models are mixed": (
         'topology="shared",\n',
-        'topology="shared", whom=lambda context, row, size: pfl.author.Mixture(0 * size[None], jnp.ones(1)),\n',
-        "whom of Mine",
+        'topology="shared", select_models=lambda context, row, n: pfl.author.Mixture(0 * n[None], jnp.ones(1)),\n',
+        "select_models of Mine",
     ),
     "the mixture": (
         "self.share * a + (1 - self.share) * b",

@@ -55,13 +55,13 @@ def mixing(federation, models, index, weights, own):
     index = jnp.asarray(index)
     weights = jnp.asarray(weights)
 
-    def whom(context, row, size):
+    def select_models(context, row, size):
         return Mixture(index[context.client], weights[context.client])
 
     def make(context, received, row, data):
         return Prediction(tree.take(models, index[context.client]), weights[context.client])
 
-    changed = {"predict": make} if own else {"whom": whom}
+    changed = {"predict": make} if own else {"select_models": select_models}
     return problem, dataclasses.replace(algorithm, **changed), State(Start(models=models))
 
 

@@ -29,10 +29,10 @@ def mixing(biases, index, weights, topology="shared"):
     index = jnp.asarray(index, jnp.int32)
     weights = jnp.asarray(weights, jnp.float32)
 
-    def whom(context, row, size):
+    def select_models(context, row, size):
         return Mixture(index[context.client], weights[context.client])
 
-    algorithm = make(topology=topology, whom=whom, download=neighbors(0))
+    algorithm = make(topology=topology, select_models=select_models, download=neighbors(0))
     rows = jnp.zeros(len(index), jnp.int32)
     if algorithm.topology.on_server:
         return algorithm, State(Start(models=bias_models(biases)), First(rows))

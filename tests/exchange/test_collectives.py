@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from toy_methods import PARAMETERS, data_of, make, neighbors, step_to_mean
 
-from pfljax.contract.types import ClientOutput, Told, Upload
+from pfljax.contract.types import ClientOutput, ClientReport, Upload
 from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_plan
 from pfljax.exchange.rounds import make_round
@@ -19,7 +19,7 @@ CLIENTS = 64  # so that a gathered stack, (64, ...), is like nothing else
 def push(context, models, row, data):
     upload = jax.tree.map(lambda leaf: leaf[0], models)
     return ClientOutput(
-        row, Upload(upload), Told(jnp.zeros(())), mixing_weights=jnp.full((4,), 0.25)
+        row, Upload(upload), ClientReport(jnp.zeros(())), mixing_weights=jnp.full((4,), 0.25)
     )
 
 

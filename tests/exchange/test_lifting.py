@@ -12,9 +12,9 @@ from pfljax.contract.types import (
     Cohort,
     EngineFields,
     First,
+    MethodReport,
     Mixture,
     Prediction,
-    Report,
     Start,
     State,
 )
@@ -177,7 +177,9 @@ def test_a_client_predicts_with_the_models_row_and_data_that_are_its_own_also_if
     topology, plan
 ):
     download = neighbors(0) if topology in ("peers", "push") else None
-    algorithm = make(topology=topology, whom=WHOM[topology], predict=noting, download=download)
+    algorithm = make(
+        topology=topology, select_models=WHOM[topology], predict=noting, download=download
+    )
     served = serve(algorithm, plan)
     (prediction, inputs), used = served
     own = np.arange(K)
@@ -257,7 +259,7 @@ def test_whose_models_are_used_is_recorded(how):
     def predict(context, models, row, data):
         return made
 
-    algorithm = make(topology="peers", whom=pairs, predict=predict, download=neighbors(0))
+    algorithm = make(topology="peers", select_models=pairs, predict=predict, download=neighbors(0))
     clients = data_of(SIZES)
     used = serve(algorithm, ("map", 0, 1)).used
     np.testing.assert_array_equal(used["index"][2], index)
@@ -284,7 +286,7 @@ def test_a_model_made_of_one_s_own_is_recorded_as_one_s_own():
 
 
 def test_a_report_of_collaboration_replaces_what_is_recorded():
-    report = Report(
+    report = MethodReport(
         collaboration=lambda context, row: {"affinity": row + jnp.arange(K), "round": context.round}
     )
     used = serve(make(topology="own", report=report), ("map", 0, 1)).used
@@ -301,7 +303,7 @@ def test_tuning_comes_last_with_a_key_of_its_own():
     (prediction, _), _ = serve(
         make(
             topology="peers",
-            whom=pairs,
+            select_models=pairs,
             download=neighbors(0),
             engine=EngineFields(tune=tune),
         ),
@@ -344,7 +346,7 @@ def test_newcomers_predict_as_adapt_says(plan):
     default = make(
         num_models=3,
         predict=predict,
-        whom=lambda context, row, size: Mixture(size[None] - 1, jnp.ones(1)),
+        select_models=lambda context, row, size: Mixture(size[None] - 1, jnp.ones(1)),
     )
     found, _ = run(default)(KEY, state_of("shared").with_rows(()), newcomers, np.arange(3))
     np.testing.assert_array_equal(found.models["w"][..., 0], [[2], [0], [1]])
@@ -353,7 +355,7 @@ def test_newcomers_predict_as_adapt_says(plan):
 
 def test_what_is_fetched_for_some_is_what_the_index_says():
     """As the host store serves a block: each client's collaborators become adjacent models of its own."""
-    algorithm = make(topology="peers", whom=pairs, download=neighbors(0))
+    algorithm = make(topology="peers", select_models=pairs, download=neighbors(0))
     plan = make_plan("map", devices=1)
     ids = np.array([2, 7], np.int32)
     state = state_of("peers")
@@ -363,7 +365,7 @@ def test_what_is_fetched_for_some_is_what_the_index_says():
 
     @jax.jit
     def run(part, some):
-        mixture = lifting.whom(algorithm, plan, KEY, part, ids, some.train.size)
+        mixture = lifting.select_models(algorithm, plan, KEY, part, ids, some.train.size)
         fetched = part.with_models({"w": state.models["w"][mixture.index.reshape(-1)]})
         return lifting.serve(algorithm, plan, seen, KEY, fetched, ids, some, np.zeros(2), mixture)
 
@@ -389,4 +391,4 @@ def test_the_shapes_of_a_client_are_those_of_what_it_receives_and_returns(topolo
         num_models,
         PARAMETERS,
     )
-    assert found.start.state.shape == (4,) and found.output.told.loss.shape == ()
+    assert found.start.state.shape == (4,) and found.output.report.loss.shape == ()

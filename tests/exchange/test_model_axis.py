@@ -12,7 +12,7 @@ import toys
 from jax.sharding import PartitionSpec
 
 import pfljax as pfl
-from pfljax.contract.types import ClientOutput, Told, Upload
+from pfljax.contract.types import ClientOutput, ClientReport, Upload
 from pfljax.exchange.model_axis import parts
 from pfljax.exchange.plan import make_plan
 from pfljax.run import memory
@@ -52,7 +52,7 @@ def client(models, row, data):
     scores = jnp.tanh(models["w"] @ data["x"][...]).sum(axis=1)
     update = {"w": models["w"] * scores[:, None, None], "s": scores}
     row = {"r": row["r"] + update["w"].sum(axis=0)}
-    return ClientOutput(row, Upload(update), Told(scores.mean()), sent=scores > 0)
+    return ClientOutput(row, Upload(update), ClientReport(scores.mean()), sent=scores > 0)
 
 
 def exchanged(plan):
@@ -215,7 +215,7 @@ def test_a_device_needs_memory_for_its_parts_only():
         )
         store = STORES["device"]
         data = store.put(plan, ONE, [FEDERATION.client_data], len(SIZES))
-        return memory.of_compiled(
+        return memory.memory_plan(
             store.lower_segment(experiment, data, plan, 1, ONE).program.compile()
         ).arguments
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pfljax.contract.types import ClientOutput, Told, Upload
+from pfljax.contract.types import ClientOutput, ClientReport, Upload
 from pfljax.exchange.layout import lay_out
 from pfljax.exchange.plan import make_plan
 
@@ -55,9 +55,9 @@ def client(models, row, data):
     """ClientOutput that depends on all of a client's inputs; some contributions are not sent."""
     scores = models["w"] @ data["x"][...].sum(axis=0) + models["b"]["c"].sum(axis=(1, 2))
     upload = Upload(models["w"] * scores[:, None] + row["r"][0], sums={"s": scores})
-    told = Told(scores.mean(), entries={"picked": data["x"][data["pick"]]})
+    report = ClientReport(scores.mean(), entries={"picked": data["x"][data["pick"]]})
     return ClientOutput(
-        {"r": row["r"] * 2 + scores.sum(), "n": row["n"] + 1}, upload, told, sent=scores > 0
+        {"r": row["r"] * 2 + scores.sum(), "n": row["n"] + 1}, upload, report, sent=scores > 0
     )
 
 
@@ -104,8 +104,8 @@ def compare(result, expected):
     close(returned.upload.sums["s"], expected["s"])
     np.testing.assert_array_equal(returned.num_sent, expected["count"])
     np.testing.assert_array_equal(returned.sent, expected["sent"])
-    close(returned.told.loss, expected["loss"])
-    close(returned.told.entries["picked"], expected["picked"])
+    close(returned.report.loss, expected["loss"])
+    close(returned.report.entries["picked"], expected["picked"])
     assert returned.num_sent.dtype == jnp.int32 and returned.sent.dtype == bool
 
 
@@ -287,8 +287,8 @@ def test_a_push_counts_one_upload_with_each_receiver_s_weight(num, held, by_size
     def client(models, row, data):
         weights, sent = data
         upload = Upload(jax.tree.map(lambda leaf: 2 * leaf[0], models))
-        told = Told(jnp.zeros(()), entries={"held": jnp.asarray(models["w"].shape[0])})
-        return ClientOutput(row, upload, told, sent=sent[...], mixing_weights=weights[...])
+        report = ClientReport(jnp.zeros(()), entries={"held": jnp.asarray(models["w"].shape[0])})
+        return ClientOutput(row, upload, report, sent=sent[...], mixing_weights=weights[...])
 
     sizes = rng.permutation(num).astype(np.int32) ** 3
     plan = make_plan(*layout)
@@ -307,7 +307,7 @@ def test_a_push_counts_one_upload_with_each_receiver_s_weight(num, held, by_size
         )
     np.testing.assert_allclose(returned.upload.update["w"], expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(returned.num_sent, np.bincount(index[sent], minlength=num))
-    assert (np.asarray(returned.told.entries["held"]) == 1).all()
+    assert (np.asarray(returned.report.entries["held"]) == 1).all()
 
 
 def log_normal_steps(num_clients, seed=0, batch=10):
@@ -443,7 +443,9 @@ def test_own_models_and_rows_are_replaced_in_place(devices):
         data = data[...]
         new = own + data @ (data.T @ own)
         row = row + own @ (own.T @ row)
-        return ClientOutput(row, Upload(new[None]), Told(new.sum()), sent=new.sum()[None] > 0)
+        return ClientOutput(
+            row, Upload(new[None]), ClientReport(new.sum()), sent=new.sum()[None] > 0
+        )
 
     def one_round(models, rows, data):
         index = np.arange(num, dtype=np.int32)[:, None]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toy_methods import PARAMETERS, data_of, make, neighbors, step_to_mean
 
-from pfljax.contract.types import ClientOutput, Told, Upload
+from pfljax.contract.types import ClientOutput, ClientReport, Upload
 from pfljax.exchange.lifting import init
 from pfljax.exchange.plan import make_plan
 from pfljax.exchange.rounds import cohort_of, draw_cohort, make_round, participations, sample_cohort
@@ -172,7 +172,7 @@ def test_a_push_sends_one_upload_to_all_receivers(devices):
     def push(context, models, row, data):
         upload = jax.tree.map(lambda leaf: leaf[0], models)
         return ClientOutput(
-            row, Upload(upload), Told(jnp.zeros(())), mixing_weights=jnp.full((2,), 0.5)
+            row, Upload(upload), ClientReport(jnp.zeros(())), mixing_weights=jnp.full((2,), 0.5)
         )
 
     before, after, record = play(
@@ -188,12 +188,12 @@ def test_a_push_sends_one_upload_to_all_receivers(devices):
 def ships_model(context, models, row, data):
     output = step_to_mean(context, models, row, data)
     entries = {"model": output.upload.update, "examples": data.train.size}
-    return ClientOutput(row, Upload(), output.told._replace(entries=entries))
+    return ClientOutput(row, Upload(), output.report._replace(entries=entries))
 
 
 def reads_weights(context, models, row, data):
     loss = context.server["weights"].sum() + context.server["rate"]
-    return ClientOutput(row, Upload(), Told(loss))
+    return ClientOutput(row, Upload(), ClientReport(loss))
 
 
 SERVER = {"weights": jnp.ones((K,)), "rate": jnp.ones(()), "gram": jnp.ones((K, 50))}
@@ -220,8 +220,8 @@ def test_traffic_is_what_is_exchanged(what):
 
 def test_what_clients_pass_on_of_the_server_is_charged():
     def passed_on(context, models, row, data):
-        told = Told(jnp.zeros(()), entries={"weights": context.server["weights"]})
-        return ClientOutput(row, Upload(), told)
+        report = ClientReport(jnp.zeros(()), entries={"weights": context.server["weights"]})
+        return ClientOutput(row, Upload(), report)
 
     assert traffic(make(passed_on, topology="own", server=SERVER)) == (3 * 4 * K, 3 * 4 * K)
 
@@ -229,8 +229,8 @@ def test_what_clients_pass_on_of_the_server_is_charged():
 def test_a_method_may_send_fewer_bytes_than_the_engine_counts():
     def both(context, models, row, data):
         output = ships_model(context, models, row, data)
-        told = output.told._replace(loss=context.server["weights"].sum())
-        return output._replace(upload=Upload(models), told=told)
+        report = output.report._replace(loss=context.server["weights"].sum())
+        return output._replace(upload=Upload(models), report=report)
 
     def halve(counted):
         parts = {
@@ -251,9 +251,9 @@ def test_in_later_exchanges_only_those_that_send_are_charged():
 
     def work(context, models, row, data):
         sent = jnp.broadcast_to(context.step < data.train.size, (1,))
-        told = ships_model(context, models, row, data).told
-        told = told._replace(entries=told.entries | {"rate": context.server["weights"].sum()})
-        return ClientOutput(row, Upload(models), told, sent=sent)
+        report = ships_model(context, models, row, data).report
+        report = report._replace(entries=report.entries | {"rate": context.server["weights"].sum()})
+        return ClientOutput(row, Upload(models), report, sent=sent)
 
     down, up = traffic(make(work, server=SERVER, exchanges=3), cohort=K)
     assert (down, up) == ((5 + 3 + 1) * (MODEL + 4 * K), (5 + 3 + 1) * (MODEL + MODEL))
@@ -264,8 +264,8 @@ def test_a_method_knows_a_later_exchange_when_it_is_traced():
 
     def work(context, models, row, data):
         right = context.step > 0 if context.later else context.step == 0
-        told = ships_model(context, models, row, data).told
-        return ClientOutput(row, Upload(models), told, sent=jnp.broadcast_to(right, (1,)))
+        report = ships_model(context, models, row, data).report
+        return ClientOutput(row, Upload(models), report, sent=jnp.broadcast_to(right, (1,)))
 
     assert traffic(make(work, exchanges=3), cohort=K)[1] == 3 * K * (MODEL + MODEL)
 
@@ -279,7 +279,7 @@ def test_an_update_is_added_up_with_its_weight_and_sent_where_that_is_positive()
         update = jax.tree.map(lambda leaf: jnp.ones_like(leaf) * (context.client + 1), models)
         sums = {"clients": jnp.float32(context.client)[None]}
         return ClientOutput(
-            row, Upload(update, weight, sums, count=2 * weight), Told(jnp.zeros(()))
+            row, Upload(update, weight, sums, count=2 * weight), ClientReport(jnp.zeros(()))
         )
 
     def server_update(key, state, aggregate):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pfljax.contract.types import ClientOutput, Split, Told, Upload
+from pfljax.contract.types import ClientOutput, ClientReport, Split, Upload
 from pfljax.exchange import plan as plans
 from pfljax.exchange import side_by_side
 from pfljax.exchange.side_by_side import CLIENTS, largest_array, width
@@ -23,10 +23,12 @@ def exchange(plan, models, x, sizes=None):
         def one(w):
             return jnp.tanh(w @ x[...] * jnp.arange(1.0, 1 + WIDE)).sum()
 
-        return ClientOutput((), Upload(), Told(plan.over_models(one, models)))
+        return ClientOutput((), Upload(), ClientReport(plan.over_models(one, models)))
 
     index = jnp.broadcast_to(jnp.arange(len(models)), (len(x), len(models)))
-    return plan.exchange(client, models, index, (), x, topology="shared", sizes=sizes)[1].told.loss
+    return plan.exchange(client, models, index, (), x, topology="shared", sizes=sizes)[
+        1
+    ].report.loss
 
 
 @pytest.mark.parametrize(("kind", "side"), [("vmap", 6), ("chunk", 2)])
@@ -121,7 +123,7 @@ def test_blocks_of_examples_are_as_small_as_the_bytes_of_all_clients_ask_for(mon
         found, WIDE * (x.sum(axis=2) * y * inside).sum(axis=1), rtol=1e-4, atol=1e-3
     )
     assert seen == {batches.PROBED, 3}  # four even blocks: 11 = 3 + 3 + 3 + 2
-    found = side_by_side(lambda split: batches.of_examples(rows, split))
+    found = side_by_side(lambda split: batches.over_examples(rows, split))
     np.testing.assert_allclose(
         found, (x.sum(axis=2) * inside)[..., None] * np.arange(WIDE), rtol=1e-5, atol=1e-4
     )

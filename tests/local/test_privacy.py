@@ -183,7 +183,7 @@ def test_a_client_s_noise_is_its_own():
     solver = private.solver.with_loss(lambda params, x, y: x @ params["w"] - y)
 
     def gradient(p, n):
-        return jax.grad(lambda p: solver.mean_loss(p, batch.of_model(n)))(p)
+        return jax.grad(lambda p: solver.mean_loss(p, batch.for_model(n)))(p)
 
     noise = private.plan.over_rows(gradient, start, jnp.arange(3))["w"]
     assert len({float(value) for value in noise[:, 0]}) == 3

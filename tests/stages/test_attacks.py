@@ -12,7 +12,14 @@ from networks import OPTIMIZER
 from staged import server_state, staged
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import ClientContext, ClientData, ClientOutput, Split, Told, Upload
+from pfljax.contract.types import (
+    ClientContext,
+    ClientData,
+    ClientOutput,
+    ClientReport,
+    Split,
+    Upload,
+)
 from pfljax.stages.attacks import Attack, Flipped
 from pfljax.stages.pipeline import WithNotes
 
@@ -25,11 +32,11 @@ FEDERATION = toys.make_federation(SIZES)
 PROBLEM = toys.make_problem(FEDERATION, OPTIMIZER)
 
 
-def sent(attack, upload, told, *, attacks=True):
+def sent(attack, upload, report, *, attacks=True):
     """What a client sends instead of an upload, or of a function of its data, and what it tells."""
 
     def client_update(context, models, row, data):
-        return ClientOutput((), upload(data) if callable(upload) else upload, told)
+        return ClientOutput((), upload(data) if callable(upload) else upload, report)
 
     plain = toys.make_algorithm("fedavg", PROBLEM)
     algorithm = dataclasses.replace(plain, client_update=client_update)
@@ -42,7 +49,7 @@ def sent(attack, upload, told, *, attacks=True):
     data = ClientData(one, one, jnp.asarray(attacks))
     attacked = staged(PROBLEM, algorithm, FEDERATION, attack=attack)
     out = jax.jit(attacked.client_update)(context, (), nothing, data)
-    return out.upload, out.told
+    return out.upload, out.report
 
 
 # A weighted update, with an entry that is averaged by the counts.
@@ -52,7 +59,7 @@ COUNT = np.float32([[3, 2]])
 MEANS = np.float32([[[1, 2], [3, -4]]])
 STEPS = np.int32([4, 4])
 UPLOAD = Upload(UPDATE, WEIGHT, {"means": MEANS, "step": np.float32([7])}, COUNT)
-TOLD = Told(
+TOLD = ClientReport(
     np.float32(2.5),
     np.float32(1.5),
     {"head": np.float32([1, -2]), "steps": STEPS, "rate": np.float32(3)},
@@ -66,20 +73,20 @@ TOLD = Told(
 def test_updates_and_arrays_are_multiplied_but_no_weights_and_numbers(kind, factor):
     """A parameter that is called a weight is no weight of an upload."""
     strength = {} if kind == "free_ride" else {"strength": 3.0}
-    upload, told = sent(Attack(kind, **strength), UPLOAD, TOLD)
+    upload, report = sent(Attack(kind, **strength), UPLOAD, TOLD)
     toys.assert_trees_close(
         upload.update, jax.tree.map(lambda leaf: factor * leaf, UPDATE), rtol=1e-6
     )
     np.testing.assert_allclose(upload.sums["means"], factor * MEANS, rtol=1e-6)
-    np.testing.assert_allclose(told.entries["head"], factor * TOLD.entries["head"], rtol=1e-6)
-    assert told.square == pytest.approx(factor**2 * 1.5)
+    np.testing.assert_allclose(report.entries["head"], factor * TOLD.entries["head"], rtol=1e-6)
+    assert report.square == pytest.approx(factor**2 * 1.5)
     for found, expected in [
         (upload.weight, WEIGHT),
         (upload.count, COUNT),
-        (told.entries["steps"], STEPS),
+        (report.entries["steps"], STEPS),
     ]:
         np.testing.assert_array_equal(found, expected)
-    assert told.loss == 2.5 and upload.sums["step"] == 7 and told.entries["rate"] == 3
+    assert report.loss == 2.5 and upload.sums["step"] == 7 and report.entries["rate"] == 3
 
 
 def test_gradients_are_multiplied_as_they_are():
@@ -89,7 +96,7 @@ def test_gradients_are_multiplied_as_they_are():
 
 
 def test_noise_is_as_long_as_strength_times_the_update():
-    upload, told = sent(Attack("noise", strength=3.0), UPLOAD, TOLD)
+    upload, report = sent(Attack("noise", strength=3.0), UPLOAD, TOLD)
 
     def flat(tree):
         return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
@@ -101,14 +108,14 @@ def test_noise_is_as_long_as_strength_times_the_update():
     assert abs(noise @ update) < 0.9 * np.linalg.norm(noise) * np.linalg.norm(update)
     np.testing.assert_array_equal(upload.weight, WEIGHT)
     # What the server reads as whole numbers stays honest.
-    np.testing.assert_array_equal(told.entries["steps"], STEPS)
+    np.testing.assert_array_equal(report.entries["steps"], STEPS)
 
 
 @pytest.mark.parametrize("kind", ["sign_flip", "noise", "scale", "replacement", "label_flip"])
 def test_honest_clients_send_what_they_have_learned(kind):
-    upload, told = sent(Attack(kind), UPLOAD, TOLD, attacks=False)
+    upload, report = sent(Attack(kind), UPLOAD, TOLD, attacks=False)
     toys.assert_trees_close(upload, UPLOAD)
-    toys.assert_trees_close(told, TOLD)
+    toys.assert_trees_close(report, TOLD)
 
 
 @pytest.mark.parametrize(("kind", "factor"), [("label_flip", 1.0), ("scale", 4.0)])

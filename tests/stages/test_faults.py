@@ -45,12 +45,12 @@ def telling(algorithm):
     def client_update(context, models, row, data):
         out = algorithm.client_update(context, models, row, data)
         drawn = {"drawn": jax.random.uniform(context.key, (3,))}
-        return out._replace(told=out.told._replace(entries=out.told.entries | drawn))
+        return out._replace(report=out.report._replace(entries=out.report.entries | drawn))
 
     def server_update(key, state, aggregate):
-        entries = dict(aggregate.told.entries)
+        entries = dict(aggregate.report.entries)
         drawn = entries.pop("drawn")
-        aggregate = aggregate._replace(told=aggregate.told._replace(entries=entries))
+        aggregate = aggregate._replace(report=aggregate.report._replace(entries=entries))
         state, metrics = algorithm.server_update(key, state, aggregate)
         return state, metrics | {"drawn": drawn}
 

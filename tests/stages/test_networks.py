@@ -113,10 +113,10 @@ def test_rows_have_the_size_of_the_largest_network(said):
         return sum(a * b + b for a, b in itertools.pairwise(widths))
 
     parameters = {name: count((6, *hidden, 3)) for name, hidden in WIDTHS.items()}
-    told = "; ".join(
+    report = "; ".join(
         f"{name}: 1 clients, {number} parameters" for name, number in parameters.items()
     )
-    assert any(told in line for line in said)
+    assert any(report in line for line in said)
     largest = max(parameters.values())
     assert any(line.split() == ["models", f"{4 * 4 * largest / 1024:.1f}", "KiB"] for line in said)
 

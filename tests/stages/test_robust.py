@@ -221,8 +221,8 @@ def test_rules_that_need_more_clients_say_so(rule, share, least):
 def test_the_number_of_attackers_is_rounded_down(share, num, assumed):
     """0.29 times 100 is a little less than 29 in floating-point numbers."""
     assert robust.check_number("trimmed_mean", share, num) == assumed
-    told = f"trimmed_mean, {assumed or 'none'} of {num} clients assumed to attack"
-    assert Server(aggregator="trimmed_mean", trim=share).described(num) == told
+    report = f"trimmed_mean, {assumed or 'none'} of {num} clients assumed to attack"
+    assert Server(aggregator="trimmed_mean", trim=share).described(num) == report
 
 
 def test_a_round_with_the_median_is_the_median_of_what_clients_send():

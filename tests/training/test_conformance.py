@@ -13,7 +13,7 @@ import toys
 import pfljax as pfl
 from pfljax.algorithms import METHODS
 from pfljax.contract import tree
-from pfljax.contract.types import Report
+from pfljax.contract.types import MethodReport
 from pfljax.folder import files
 from pfljax.run.experiment import Experiment
 from pfljax.training import conformance
@@ -39,21 +39,22 @@ def peers(problem):
 
     def client_update(context, models, row, data):
         mean = jax.tree.map(lambda leaf: (leaf / 2)[:2], models)
-        told = pfl.author.Told(jnp.zeros(()))
+        report = pfl.author.ClientReport(jnp.zeros(()))
         return pfl.author.ClientOutput(
-            {"seen": row["seen"] + 1}, pfl.author.Upload(mean), told, sent=jnp.ones(2, bool)
+            {"seen": row["seen"] + 1}, pfl.author.Upload(mean), report, sent=jnp.ones(2, bool)
         )
 
     def server_update(key, state, aggregate):
         models = tree.scale(aggregate.upload.update, 2 / aggregate.num_sent)
         return state.with_models(models), {"drift": jnp.ones(())}
 
-    def whom(context, row, size):
+    def select_models(context, row, size):
         index = jnp.stack([context.client, (context.client + 1) % problem.num_clients])
         return pfl.author.Mixture(index, jnp.full((2,), 0.5))
 
     functions = {
-        f.__name__: f for f in (start, first_row, download, client_update, server_update, whom)
+        f.__name__: f
+        for f in (start, first_row, download, client_update, server_update, select_models)
     }
     return pfl.author.Algorithm(**functions, topology="peers", ledger=pfl.author.Ledger(1))
 
@@ -110,13 +111,13 @@ def weights_of(client, weights):
     def build(problem):
         algorithm = peers(problem)
 
-        def whom(context, row, size):
-            index, even = algorithm.whom(context, row, size)
+        def select_models(context, row, size):
+            index, even = algorithm.select_models(context, row, size)
             return pfl.author.Mixture(
                 index, jnp.where(context.client == client, jnp.array(weights), even)
             )
 
-        return dataclasses.replace(algorithm, whom=whom)
+        return dataclasses.replace(algorithm, select_models=select_models)
 
     return build
 
@@ -139,7 +140,7 @@ def shared(**fields):
     return build
 
 
-LOSS = pfl.author.Told(np.float32(0))
+LOSS = pfl.author.ClientReport(np.float32(0))
 
 
 def without_ledger(problem):
@@ -151,7 +152,7 @@ def doubled(leaf):
     return jnp.concatenate([leaf, leaf], axis=-1)
 
 
-def told(problem):
+def report(problem):
     raise KeyError("momentum")
 
 
@@ -164,7 +165,7 @@ BROKEN = {
     ),
     "build, nothing": (lambda problem: None, "build: returned None; accepted: Algorithm"),
     "build, an error": (
-        told,
+        report,
         r"build: line \d+ of test_conformance.py raised KeyError: 'momentum'",
     ),
     "no ledger": (without_ledger, "build: line .* missing .* 'ledger'"),
@@ -240,12 +241,12 @@ BROKEN = {
         r"client_update: row\['more'\] is float32\[\]; accepted: missing",
     ),
     "client, no loss": (
-        changed("client_update", told=lambda told: told._replace(loss=None)),
-        r"client_update: told.loss is missing; accepted: float\[\]",
+        changed("client_update", report=lambda report: report._replace(loss=None)),
+        r"client_update: report.loss is missing; accepted: float\[\]",
     ),
     "client, a dict of reports": (
-        changed("client_update", told=lambda told: {"loss": told.loss}),
-        "client_update: told: returned dict; accepted: Told",
+        changed("client_update", report=lambda report: {"loss": report.loss}),
+        "client_update: report: returned dict; accepted: ClientReport",
     ),
     "client, a bare upload": (
         changed("client_update", upload=lambda upload: upload.update),
@@ -302,33 +303,42 @@ BROKEN = {
         r"server_update: the metric drift is float32\[3\]; accepted: number\[\]",
     ),
     # predictions
-    "whom, none": (replaced("whom", tuple), "whom: returned tuple; accepted: Mixture"),
-    "whom, an error": (
-        replaced("whom", lambda found: found.models),
-        "whom: .* AttributeError: .*'models'",
+    "select_models, none": (
+        replaced("select_models", tuple),
+        "select_models: returned tuple; accepted: Mixture",
     ),
-    "whom, float index": (
-        changed("whom", index=lambda index: index * 1.0),
-        r"whom: index is float32\[2\]; accepted: integer\[2\]",
+    "select_models, an error": (
+        replaced("select_models", lambda found: found.models),
+        "select_models: .* AttributeError: .*'models'",
     ),
-    "whom, index out of range": (
-        changed("whom", index=lambda index: index + K),
-        r"whom: returned index [5-9]; accepted: 0 to 4",
+    "select_models, float index": (
+        changed("select_models", index=lambda index: index * 1.0),
+        r"select_models: index is float32\[2\]; accepted: integer\[2\]",
     ),
-    "whom, weights of sum 2": (
-        changed("whom", weights=lambda weights: 2 * weights),
-        r"whom: the weights of client \d sum to 2, and the smallest is 1; accepted: 0 or more, with sum 1",
+    "select_models, index out of range": (
+        changed("select_models", index=lambda index: index + K),
+        r"select_models: returned index [5-9]; accepted: 0 to 4",
     ),
-    "whom, negative weights": (
+    "select_models, weights of sum 2": (
+        changed("select_models", weights=lambda weights: 2 * weights),
+        r"select_models: the weights of client \d sum to 2, and the smallest is 1; accepted: 0 or more, with sum 1",
+    ),
+    "select_models, negative weights": (
         weights_of(2, [1.5, -0.5]),
-        "whom: the weights of client 2 sum to 1, and the smallest is -0.5; ",
+        "select_models: the weights of client 2 sum to 1, and the smallest is -0.5; ",
     ),
-    "whom, NaN": (weights_of(1, [jnp.nan, 1.0]), "whom: the weights of client 1 sum to nan, "),
+    "select_models, NaN": (
+        weights_of(1, [jnp.nan, 1.0]),
+        "select_models: the weights of client 1 sum to nan, ",
+    ),
     "predict, none": (
         given(predict=lambda *_: ()),
         "predict: returned tuple; accepted: Prediction",
     ),
-    "predict, an error": (given(predict=lambda *_: told(None)), "predict: .* KeyError: 'momentum'"),
+    "predict, an error": (
+        given(predict=lambda *_: report(None)),
+        "predict: .* KeyError: 'momentum'",
+    ),
     "predict, other models": (
         predicts(models=lambda models: jax.tree.map(doubled, models)),
         r"predict: models.* is float32\[2, .*\]; accepted: float32\[2, ",
@@ -347,7 +357,7 @@ BROKEN = {
     ),
     "predict, weights of sum 2": (
         predicts(weights=lambda models: jnp.ones(2)),
-        "whom and predict: the weights of client 0 sum to 2, and the smallest is 1; accepted: 0 or more, with sum 1",
+        "select_models and predict: the weights of client 0 sum to 2, and the smallest is 1; accepted: ",
     ),
     "apply": (
         given(apply=lambda models, inputs, x: jnp.zeros((7,))),
@@ -366,11 +376,11 @@ BROKEN = {
         "apply: returns probabilities, those of a sigmoid; accepted: logits",
     ),
     "report, no weights": (
-        given(report=Report(collaboration=lambda context, row: {"affinity": jnp.zeros(K)})),
+        given(report=MethodReport(collaboration=lambda context, row: {"affinity": jnp.zeros(K)})),
         r"report.collaboration: weights is missing; accepted: float\[J\]",
     ),
     "report, a taken name": (
-        given(report=Report(collaboration=lambda context, row: {"round": NOTHING})),
+        given(report=MethodReport(collaboration=lambda context, row: {"round": NOTHING})),
         "report.collaboration: returned round; accepted: other names",
     ),
 }
@@ -492,11 +502,11 @@ def test_a_metric_of_the_user_with_the_name_of_one_of_the_methods_is_refused(cli
 @pytest.mark.parametrize(
     ("store", "how"),
     [
-        pytest.param("device", "whom, weights of sum 2", marks=pytest.mark.slow),
-        ("host", "whom, weights of sum 2"),
+        pytest.param("device", "select_models, weights of sum 2", marks=pytest.mark.slow),
+        ("host", "select_models, weights of sum 2"),
         ("host", "predict, index out of range"),
         pytest.param("host", "download, out of range", marks=pytest.mark.slow),
-        pytest.param("disk", "whom, index out of range", marks=pytest.mark.long),
+        pytest.param("disk", "select_models, index out of range", marks=pytest.mark.long),
         pytest.param("disk", "predict, index out of range", marks=pytest.mark.slow),
     ],
 )
@@ -521,17 +531,17 @@ def test_weights_are_checked_in_every_evaluation(eval_clients, clients, monkeypa
     def build(problem):
         algorithm = peers(problem)
 
-        def whom(context, row, size):
-            found = algorithm.whom(context, row, size)
+        def select_models(context, row, size):
+            found = algorithm.select_models(context, row, size)
             return found._replace(weights=late(found.weights, context))
 
-        return dataclasses.replace(algorithm, whom=whom)
+        return dataclasses.replace(algorithm, select_models=select_models)
 
     monkeypatch.setitem(BROKEN, "late", (build, ""))
     result = train(Odd("late"), clients, rounds=1, eval_clients=eval_clients)
     assert np.isfinite(result.loss) and len(result.per_client_accuracy) == (eval_clients or K)
     line = refused(train, Odd("late"), clients, rounds=2, eval_clients=eval_clients)
-    assert line.startswith("whom: the weights of client 4 sum to 2, ")
+    assert line.startswith("select_models: the weights of client 4 sum to 2, ")
 
 
 UNSEEN = {
@@ -576,7 +586,7 @@ def test_newcomers_of_a_shared_model_need_no_function_of_their_own(clients, monk
 def test_values_are_checked_on_several_devices(clients):
     execution = pfl.Execution("vmap", devices=2)
     assert np.isfinite(train(Odd(), clients, execution=execution).loss)
-    how = "whom, negative weights"
+    how = "select_models, negative weights"
     assert re.match(BROKEN[how][1], refused(train, Odd(how), clients, execution=execution))
 
 

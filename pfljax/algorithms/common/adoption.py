@@ -40,20 +40,20 @@ class Adoption(NamedTuple):
         """W = 1: a client adopts all of theta."""
         return jax.tree.map(jnp.ones_like, self.part(model))
 
-    def mix(self, weights: PyTree, own: Params, theta: Params) -> Params:
+    def mix(self, weights: PyTree, personal: Params, theta: Params) -> Params:
         """own + (theta - own) * W in the last layers, and theta below; theta is a whole model."""
 
-        def adopt(weight: Array, own: Array, theta: Array) -> Array:
-            return own + (theta - own) * weight
+        def adopt(weight: Array, personal: Array, theta: Array) -> Array:
+            return personal + (theta - personal) * weight
 
-        mixed = jax.tree.map(adopt, weights, self.part(own), self.part(theta))
+        mixed = jax.tree.map(adopt, weights, self.part(personal), self.part(theta))
         return tree.combine(mixed, theta)
 
     def learn(
         self,
         context: ClientContext,
         weights: PyTree,
-        own: Params,
+        personal: Params,
         theta: Params,
         split: Split,
         passes: Array | int,
@@ -64,7 +64,7 @@ class Adoption(NamedTuple):
         """
 
         def loss(weights: PyTree, x: PyTree, y: Array, mode: Mode = None) -> Array:
-            return self.problem.solver.loss(self.mix(weights, own, theta), x, y, mode)
+            return self.problem.solver.loss(self.mix(weights, personal, theta), x, y, mode)
 
         def clip(weights: PyTree) -> PyTree:
             return jax.tree.map(lambda weight: jnp.clip(weight, 0, 1), weights)

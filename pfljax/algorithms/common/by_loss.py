@@ -13,11 +13,11 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     Params,
     Prediction,
     PyTree,
     Split,
-    Told,
     Topology,
     Upload,
 )
@@ -46,14 +46,14 @@ def losses_of(
     size = min(BLOCK, num)
     total_loss = evaluate or problem.solver.total_loss
 
-    def of_model(params: Params) -> Array:
+    def block_loss(params: Params) -> Array:
         return total_loss(params, split)
 
     def add_block(number: Array, totals: Array) -> Array:
         # The last block overlaps the one before it.
         first = jnp.minimum(number * size, num - size)
         block = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, size), models)
-        losses = problem.plan.over_models(of_model, block)
+        losses = problem.plan.over_models(block_loss, block)
         return jax.lax.dynamic_update_slice(totals, losses, (first,))
 
     num_blocks = -(-num // size)
@@ -75,14 +75,14 @@ def losses_of_all(problem: Problem, models: Params, splits: Split) -> Array:
 
     def client(_: Params, row: PyTree, split: Split, models: Params) -> ClientOutput:
         losses = losses_of(problem, models, split)
-        return ClientOutput(row, Upload(), Told(jnp.zeros(()), entries={"losses": losses}))
+        return ClientOutput(row, Upload(), ClientReport(jnp.zeros(()), entries={"losses": losses}))
 
     # Clients receive no model each, but all of them in common.
     index = jnp.zeros((splits.size.shape[0], 0), jnp.int32)
     _, aggregate = problem.plan.exchange(
         client, (), index, (), splits, topology=Topology.SHARED, common=models
     )
-    return aggregate.told.entries["losses"]
+    return aggregate.report.entries["losses"]
 
 
 def best_of(problem: Problem, models: Params, data: ClientData) -> Array:

@@ -38,20 +38,20 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     Cohort,
     First,
     Key,
     Ledger,
+    MethodReport,
     Metrics,
     Mixture,
     Params,
     Prediction,
     PyTree,
-    Report,
     Split,
     Start,
     State,
-    Told,
     Topology,
     Traffic,
     Upload,
@@ -272,7 +272,7 @@ def rounds(problem: Problem, hyperparameters: Hyperparameters, form: Form) -> Al
                 weights=mixed.weights[:num_mixed],
             ),
             upload=Upload(update=trained.models),
-            told=Told(loss=trained.losses[0], entries=entries),
+            report=ClientReport(loss=trained.losses[0], entries=entries),
             opt_state=trained.opt_state,
         )
 
@@ -300,7 +300,7 @@ def rounds(problem: Problem, hyperparameters: Hyperparameters, form: Form) -> Al
 
     def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
         # A model that was uploaded replaces the last one of its client.
-        entries = aggregate.told.entries
+        entries = aggregate.report.entries
         is_new = aggregate.num_sent > 0
         models = tree.where(is_new, aggregate.upload.update, state.models)
 
@@ -317,7 +317,7 @@ def rounds(problem: Problem, hyperparameters: Hyperparameters, form: Form) -> Al
 
     # ---- What a client predicts with.
 
-    def whom(context: ClientContext, row: Row, size: Array) -> Mixture:
+    def select_models(context: ClientContext, row: Row, size: Array) -> Mixture:
         """What the client would download next from all clients' newest models, without exploring."""
         everyone = jnp.ones(num_clients, bool)
         ids = choose(context, row.affinity, everyone, num_others, epsilon=0.0)
@@ -329,7 +329,7 @@ def rounds(problem: Problem, hyperparameters: Hyperparameters, form: Form) -> Al
     def predict(context: ClientContext, models: Params, row: Row, data: ClientData) -> Prediction:
         """The start_i with which the next round would begin."""
         mixed = personalize(form, context.index, models, row.start, data.validation)
-        return Prediction.one(mixed.start)
+        return Prediction.single(mixed.start)
 
     def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
         """Newcomers take one step of Eq. 3 and 5."""
@@ -343,14 +343,14 @@ def rounds(problem: Problem, hyperparameters: Hyperparameters, form: Form) -> Al
         download=download,
         client_update=client_update,
         server_update=server_update,
-        whom=whom,
+        select_models=select_models,
         predict=predict,
         adapt=adapt,
         ledger=Ledger(
             gradients=1,
             unaccounted="the validation examples, which determine the mixtures that are sent",
         ),
-        report=Report(
+        report=MethodReport(
             scored="each client's mixture of the newest models, before training",
             collaboration=collaboration,
             topology=Topology.PEERS,
@@ -461,7 +461,7 @@ def adapt_newcomer(problem: Problem, models: Params, data: ClientData, norm: str
     # w*_n (Eq. 13), and start + sum_n w*_n (theta_n - start)  (Eq. 5)
     weights = normalize(gains)
     model = moved(start, models, weights)
-    return Prediction.one(model)
+    return Prediction.single(model)
 
 
 def collaboration(context: ClientContext, row: Row) -> dict[str, Array]:
@@ -541,7 +541,7 @@ def train_first_epoch(
         return ClientOutput(
             row=(),
             upload=Upload(update=tree.stack_one(trained)),
-            told=Told(loss=jnp.zeros(())),
+            report=ClientReport(loss=jnp.zeros(())),
         )
 
     # All clients train their own models.

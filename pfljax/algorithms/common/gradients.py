@@ -19,11 +19,11 @@ from pfljax.contract.types import (
     Array,
     ClientContext,
     ClientOutput,
+    ClientReport,
     Params,
     PyTree,
     Split,
     State,
-    Told,
     Topology,
     Upload,
 )
@@ -88,12 +88,12 @@ def after_e_step(
 
     # A program without an E-step is smaller.
     if context.later:
-        losses, gradients = of_batch(problem, context, models, split, weights(row))
+        losses, gradients = batch_gradients(problem, context, models, split, weights(row))
         return Weighed(row, nothing, losses, gradients)
 
     # The losses that come with gradients are those of all the client's data.
     if evaluate is None and losses_cover_data(problem, models):
-        losses, gradients = of_batch(problem, context, models, split)
+        losses, gradients = batch_gradients(problem, context, models, split)
         totals = losses * split.size
         row = next_row(totals)
         weight = weights(row)
@@ -112,11 +112,11 @@ def after_e_step(
 
     totals = jax.lax.cond(is_first, evaluate_models, lambda: nothing)
     row = next_row(totals)
-    losses, gradients = of_batch(problem, context, models, split, weights(row))
+    losses, gradients = batch_gradients(problem, context, models, split, weights(row))
     return Weighed(row, totals, losses, gradients)
 
 
-def of_batch(
+def batch_gradients(
     problem: Problem,
     context: ClientContext,
     models: Params,
@@ -134,7 +134,7 @@ def of_batch(
 
     def of_model(model: Params, number: Array, weight: Array) -> tuple[Array, Params]:
         def mean_loss(model: Params) -> Array:
-            return solver.mean_loss(model, batch.of_model(number))
+            return solver.mean_loss(model, batch.for_model(number))
 
         loss_and_gradient = jax.value_and_grad(mean_loss)
         if weights is None:
@@ -217,7 +217,7 @@ def apply(
         model, opt_state = jax.lax.cond(
             has_gradient, step, stay, tree.first(total), size, opt_state, read(model)
         )
-        return ClientOutput(opt_state, Upload(tree.stack_one(model)), Told(jnp.zeros(())))
+        return ClientOutput(opt_state, Upload(tree.stack_one(model)), ClientReport(jnp.zeros(())))
 
     index = jnp.arange(tree.num_rows(totals))[:, None]
     data = (state.models, has_gradients, sizes)

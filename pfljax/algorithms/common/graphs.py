@@ -278,12 +278,12 @@ def _sends(matrix: sp.csr_array, num_receivers: int) -> tuple[np.ndarray, np.nda
     count = np.diff(others.indptr)
     sender = np.repeat(np.arange(num), count)
     first = np.repeat(others.indptr[:-1], count)
-    place = np.arange(len(sender)) - first + 1
+    position = np.arange(len(sender)) - first + 1
 
     clients = np.arange(num, dtype=np.int32)
     neighbors = np.repeat(clients[:, None], num_receivers, axis=1)
-    neighbors[sender, place] = others.indices
+    neighbors[sender, position] = others.indices
     weights = np.zeros((num, num_receivers), np.float32)
     weights[:, 0] = matrix.diagonal()
-    weights[sender, place] = others.data
+    weights[sender, position] = others.data
     return neighbors, weights

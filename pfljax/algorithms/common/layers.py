@@ -21,10 +21,10 @@ from pfljax.contract.types import (
     ClientData,
     Key,
     Ledger,
+    MethodReport,
     Params,
     Prediction,
     PyTree,
-    Report,
     Split,
     Trained,
 )
@@ -59,7 +59,7 @@ def sharing_layers(
     *,
     phases: Sequence[Phase] = (),
     server_optimizer: optax.GradientTransformation | None = None,
-    report: Report,
+    report: MethodReport,
 ) -> Algorithm:
     """An algorithm that averages a part theta of the model; each client keeps the rest, phi_k, and trains both parts.
 
@@ -109,7 +109,7 @@ def sharing_layers(
         personal_part = problem.part(tree.complement(shared(start)))
         personal_part = personal_part.with_epochs(sum(epochs) if epochs else None)
         context = context._replace(key=train_key)
-        return Prediction.one(personal_part.train_newcomer(context, data, start=start))
+        return Prediction.single(personal_part.train_newcomer(context, data, start=start))
 
     passes = (
         sum(problem.passes(phase.epochs) for phase in phases) if phases else problem.passes(None)
@@ -147,17 +147,21 @@ def train_phases(
         models: The model, leaves (1, ...), as in `Problem.fit`.
         split: The client's training data.
     """
-    params, statistics = problem.parts(context, models)
+    params, statistics = problem.split_statistics(context, models)
     start = tree.first(params)
     state = TrainState(start, tree.first(statistics), ())
-    kept = context.optimizer
+    lasting_state = context.optimizer
     opt_states = []
     losses = []
     for number, phase in enumerate(phases):
         whole = joined(state.params, state.statistics)
         part = problem.part(phase.part(whole)).with_epochs(phase.epochs)
-        of_phase = None if kept is None else kept._replace(state=kept.state[number])
-        own_context = context._replace(optimizer=of_phase)
+        phase_opt_state = (
+            None
+            if lasting_state is None
+            else lasting_state._replace(state=lasting_state.state[number])
+        )
+        own_context = context._replace(optimizer=phase_opt_state)
         opt_state = part.round_optimizers(own_context, tree.stack_one(state.params))
         state = state._replace(opt_state=tree.first(opt_state))
 
@@ -204,10 +208,10 @@ def named(
     """
     model = problem.model
     try:
-        found = any(jax.tree.leaves(model.named(model.network.shapes, personal)))
+        has_personal = any(jax.tree.leaves(model.named(model.network.shapes, personal)))
     except re.error as error:
         raise ArgumentError("personal", f"is no regular expression: {error}", personal) from None
-    if not found:
+    if not has_personal:
         paths = ", ".join("/".join(path) for path in model.network.above)
         if method:
             text = (

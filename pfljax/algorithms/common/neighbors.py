@@ -27,7 +27,7 @@ class Candidates(NamedTuple):
     tracked: Array
 
 
-def candidates(key: Key, own: Array, num: int, num_clients: int, tracked: float) -> Candidates:
+def candidates(key: Key, client: Array, num: int, num_clients: int, tracked: float) -> Candidates:
     """A client's initial table: its own model and `num` - 1 others, drawn uniformly if C < K.
 
     Args:
@@ -39,10 +39,10 @@ def candidates(key: Key, own: Array, num: int, num_clients: int, tracked: float)
             (Alg. 1, l. 3).
     """
     if num == num_clients:
-        ids = (jnp.arange(num, dtype=jnp.int32) + own) % num_clients
+        ids = (jnp.arange(num, dtype=jnp.int32) + client) % num_clients
     else:
-        others = sample_others(key, own, num_clients, num - 1)
-        ids = jnp.concatenate([own[None], others]).astype(jnp.int32)
+        others = sample_others(key, client, num_clients, num - 1)
+        ids = jnp.concatenate([client[None], others]).astype(jnp.int32)
     return Candidates(ids, jnp.zeros((num,)), jnp.full((num,), tracked, jnp.float32))
 
 
@@ -130,14 +130,14 @@ def heaviest(table: Candidates, num: int, scores: Array) -> Mixture:
     return Mixture(table.ids[slots], jax.nn.softmax(scores[slots]))
 
 
-def sample_others(key: Key, own: Array, num: int, count: int) -> Array:
+def sample_others(key: Key, client: Array, num: int, count: int) -> Array:
     """Draws `count` distinct positions from range(num) without `own`, uniformly, in random order; O(count^2)."""
     if count == 0:
         return jnp.zeros((0,), jnp.int32)
     draw_key, order_key = jax.random.split(key)
     chosen = draw_distinct(draw_key, num - 1, count)
     chosen = jax.random.permutation(order_key, chosen)
-    return chosen + (chosen >= own)
+    return chosen + (chosen >= client)
 
 
 def best_candidates(
@@ -172,7 +172,7 @@ def best_candidates(
 
 
 def epsilon_greedy(
-    key: Key, table: Candidates, own: Array, cohort: Cohort, count: int, epsilon: float
+    key: Key, table: Candidates, client: Array, cohort: Cohort, count: int, epsilon: float
 ) -> Array:
     """The neighbors of one client in a round (FedeRiCo, Section 3.3).
 
@@ -198,10 +198,10 @@ def epsilon_greedy(
     # Random others: enough of them, even if all the best are among them.
     num = cohort.ids.shape[0]
     num_others = min(2 * count, num - 1)
-    others = cohort.ids[sample_others(others_key, cohort.position(own), num, num_others)]
+    others = cohort.ids[sample_others(others_key, cohort.position(client), num, num_others)]
 
     # The best candidates of the cohort: every model is tried once, then those of least loss.
-    is_eligible = (table.ids != own) & (cohort.position(table.ids) >= 0)
+    is_eligible = (table.ids != client) & (cohort.position(table.ids) >= 0)
     scores = jnp.where(jnp.isinf(table.tracked), jnp.inf, -table.tracked)
     scores = jnp.where(is_eligible, scores, -jnp.inf)
     slots, is_good = best_candidates(ties_key, scores, min(count, len(table.ids)))

@@ -16,19 +16,19 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     Cohort,
     First,
     Key,
     Ledger,
+    MethodReport,
     Metrics,
     Mixture,
     Params,
     Prediction,
     PyTree,
-    Report,
     Start,
     State,
-    Told,
     Topology,
     Upload,
 )
@@ -46,7 +46,7 @@ def one_for_each(
     server_update: ServerUpdate,
     predict: PredictFunction,
     adapt: Callable[[ClientContext, Params, ClientData], Prediction],
-    report: Report,
+    report: MethodReport,
     first_row: Callable[[Key, Array, Start], First] | None = None,
     sends: Literal["updates", "sums", "models", "products"] = "updates",
 ) -> Algorithm:
@@ -58,7 +58,7 @@ def one_for_each(
     def own_index(context: ClientContext, row: PyTree, cohort: Cohort) -> Array:
         return context.client[None]
 
-    def whom(context: ClientContext, row: PyTree, size: Array) -> Mixture:
+    def select_models(context: ClientContext, row: PyTree, size: Array) -> Mixture:
         return Mixture(context.client[None], jnp.ones((1,)))
 
     def no_row(key: Key, client: Array, start: Start) -> First:
@@ -70,7 +70,7 @@ def one_for_each(
         download=own_index,
         client_update=client_update,
         server_update=server_update,
-        whom=whom,
+        select_models=select_models,
         predict=predict,
         adapt=adapt,
         topology=Topology.SHARED,
@@ -87,7 +87,7 @@ def start_for_each(
     server_update: ServerUpdate,
     objective: Callable[[Params], Objective] | None = None,
     predict: PredictFunction | None = None,
-    report: Report | None = None,
+    report: MethodReport | None = None,
 ) -> Algorithm:
     """An algorithm whose server has a model u_k for each client k, from which that client begins.
 
@@ -127,17 +127,17 @@ def start_for_each(
             update=tree.stack_one(personal.params),
             count=jnp.float32(data.train.size)[None],
         )
-        return ClientOutput(row=personal, upload=upload, told=Told(loss))
+        return ClientOutput(row=personal, upload=upload, report=ClientReport(loss))
 
     def predict_with_own(
         context: ClientContext, models: Params, personal: Personal, data: ClientData
     ) -> Prediction:
-        return Prediction.one(personal.params)
+        return Prediction.single(personal.params)
 
     def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
         mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), models)
         params = problem.train_newcomer(context, data, objective_near(mean), start=mean)
-        return Prediction.one(params)
+        return Prediction.single(params)
 
     return one_for_each(
         start=start,
@@ -146,6 +146,6 @@ def start_for_each(
         server_update=server_update,
         predict=predict or predict_with_own,
         adapt=adapt,
-        report=report or Report("each client's own model"),
+        report=report or MethodReport("each client's own model"),
         sends="models",
     )

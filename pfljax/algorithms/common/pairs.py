@@ -27,10 +27,10 @@ def joint(objective: JointObjective) -> PairDirection:
         def value(params: Pair, statistics: Pair) -> tuple[Array, PyTree]:
             shared = joined(params.shared, statistics.shared)
             personal = joined(params.personal, statistics.personal)
-            return objective(Pair(shared, personal), memory, batch.of_model(0))
+            return objective(Pair(shared, personal), memory, batch.for_model(0))
 
-        of_both = jax.value_and_grad(value, argnums=(0, 1), has_aux=True)
-        (loss, new_memory), (gradients, changes) = of_both(params, statistics)
+        value_and_gradients = jax.value_and_grad(value, argnums=(0, 1), has_aux=True)
+        (loss, new_memory), (gradients, changes) = value_and_gradients(params, statistics)
         shared_slope = Slope(loss, gradients.shared, changes.shared)
         personal_slope = Slope(loss, gradients.personal, changes.personal)
         return Pair(shared_slope, personal_slope), new_memory

@@ -30,19 +30,19 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    ClientReport,
     Cohort,
     First,
     Key,
     Ledger,
+    MethodReport,
     Metrics,
     Params,
     Prediction,
     PyTree,
-    Report,
     Split,
     Start,
     State,
-    Told,
     Topology,
     Trained,
     Upload,
@@ -108,7 +108,7 @@ def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
         return ClientOutput(
             row=trained.row,
             upload=Upload(tree.subtract(trained.models, u), weights),
-            told=Told(trained.losses.sum(), entries=dict(trained.told)),
+            report=ClientReport(trained.losses.sum(), entries=dict(trained.report)),
             opt_state=trained.opt_state,
         )
 
@@ -120,7 +120,7 @@ def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
     def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
         # u <- sum_k n_k u_k / sum_k n_k.
         u = aggregation.average(state.models, aggregate)
-        return state.with_models(u), means(aggregate.told)
+        return state.with_models(u), means(aggregate.report)
 
     # ---- What a client predicts with.
 
@@ -140,7 +140,7 @@ def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
         predict=predict,
         adapt=adapt,
         ledger=Ledger(gradients=surrogate.num_models, unaccounted=BY_LOSS),
-        report=Report(surrogate.scored),
+        report=MethodReport(surrogate.scored),
     )
 
 
@@ -190,7 +190,7 @@ def decentralized(problem: Problem, surrogate: Surrogate, graph: CommunicationGr
         return ClientOutput(
             row=row._replace(v=trained.row),
             upload=Upload(trained.models),
-            told=Told(trained.losses.sum(), entries=dict(trained.told)),
+            report=ClientReport(trained.losses.sum(), entries=dict(trained.report)),
             opt_state=trained.opt_state,
             sent=is_other.at[0].set(True),
             mixing_weights=weights,
@@ -200,7 +200,7 @@ def decentralized(problem: Problem, surrogate: Surrogate, graph: CommunicationGr
 
     def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
         # u_k <- sum_i W[k, i] u_i.
-        return state.with_models(aggregate.upload.update), means(aggregate.told)
+        return state.with_models(aggregate.upload.update), means(aggregate.report)
 
     # ---- What a client predicts with.
 
@@ -223,7 +223,7 @@ def decentralized(problem: Problem, surrogate: Surrogate, graph: CommunicationGr
         adapt=adapt,
         sends="models",
         ledger=Ledger(gradients=surrogate.num_models, unaccounted=BY_LOSS),
-        report=Report(surrogate.scored, mixing.facts),
+        report=MethodReport(surrogate.scored, mixing.facts),
     )
 
 
@@ -246,13 +246,13 @@ def local_step(
 
     # u_k <- local steps from u on g_k(., v_k), block by block.
     trained = problem.fit(context, u, split, surrogate.loss, per_model=aux)
-    return trained._replace(row=v, told={"sums": sums, "size": split.size})
+    return trained._replace(row=v, report={"sums": sums, "size": split.size})
 
 
-def means(told: Told) -> Metrics:
+def means(report: ClientReport) -> Metrics:
     """Turns the clients' sums over examples into means over all examples of the cohort."""
-    total_size = jnp.maximum(told.entries["size"].sum(), 1)
-    sums = told.entries["sums"]
+    total_size = jnp.maximum(report.entries["size"].sum(), 1)
+    sums = report.entries["sums"]
     return {name: values.sum() / total_size for name, values in sums.items()}
 
 

@@ -12,7 +12,7 @@ from staged import rows, staged
 
 from pfljax.algorithms.common.layers import Phase, sharing_layers, train_phases
 from pfljax.contract import tree
-from pfljax.contract.types import ClientContext, Ledger, Report, Split
+from pfljax.contract.types import ClientContext, Ledger, MethodReport, Split
 
 
 @pytest.mark.parametrize("keep", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -31,7 +31,7 @@ def test_phases_train_a_part_after_the_other(keep):
         return tree.complement(head(params))
 
     algorithm = sharing_layers(
-        problem, body, phases=(Phase(head, 2), Phase(body, 1)), report=Report()
+        problem, body, phases=(Phase(head, 2), Phase(body, 1)), report=MethodReport()
     )
     assert algorithm.ledger == Ledger(gradients=1, passes=3)
     algorithm = staged(problem, algorithm, federation)
