@@ -164,11 +164,11 @@ class Served(NamedTuple):
     """What clients did with their predictions.
 
     Attributes:
-        found: What `use` returned for each client, stacked.
+        outputs: What `use` returned for each client, stacked.
         used: Arrays for collaboration.npz: "index" and "weights" (n, J), and those of `Report.collaboration`.
     """
 
-    found: PyTree
+    outputs: PyTree
     used: dict[str, Array]
 
 
