@@ -579,7 +579,7 @@ class HostStore(Store):
         problem = experiment.problem
         serve_clients = BlockServer(problem.model.network, build, plan, use, problem.cohort_size)
         ids, key, state, clients, trained = args
-        return serve_clients(OWN, ids, key, state, clients, (), trained).found
+        return serve_clients(OWN, ids, key, state, clients, (), trained).outputs
 
 
 class DiskStore(HostStore):
