@@ -108,11 +108,8 @@ def _rows(pixels: Array) -> Array:
 
 def _sums(terms: Sequence[Array] | Array, signs: np.ndarray) -> list[Array]:
     """Sums of terms with signs of 1, -1 or 0: one for each row of `signs` (n, terms)."""
-    sums = []
+    signed = []
     for row in signs:
-        signed = []
-        for term, sign in zip(terms, row, strict=True):
-            if sign:
-                signed.append(term if sign > 0 else -term)
-        sums.append(functools.reduce(jnp.add, signed))
-    return sums
+        pairs = zip(terms, row, strict=True)
+        signed.append([term if sign > 0 else -term for term, sign in pairs if sign])
+    return [functools.reduce(jnp.add, row) for row in signed]
