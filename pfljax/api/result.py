@@ -20,7 +20,7 @@ from pfljax.data.sources.source import Scaling
 from pfljax.evaluation import collaboration
 from pfljax.folder import files
 from pfljax.models import weights
-from pfljax.models.standardizing import standardizing, named_statistics
+from pfljax.models.standardizing import named_statistics, standardizing
 from pfljax.run.experiment import Experiment
 from pfljax.settings.fields import checked
 from pfljax.stores import serving

@@ -40,8 +40,8 @@ def evaluate(
 ) -> Metrics:
     """Scores a client's predictions on its own examples; NaN for a client without examples.
 
-    Returns "loss" (): the mean loss (see `Model.loss_from_outputs`); for classification, "accuracy" () in [0, 1]; and the
-    algorithm's own measures. A sequence counts with the mean over its positions.
+    Returns "loss" (): the mean loss (see `Model.loss_from_outputs`); for classification, "accuracy" () in [0, 1]; and
+    the algorithm's own measures. A sequence counts with the mean over its positions.
     """
     model = problem.model
 
