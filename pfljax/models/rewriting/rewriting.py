@@ -16,7 +16,7 @@ from jax.extend.core import primitives
 from jax.interpreters import partial_eval
 
 from pfljax.contract.types import Array, PyTree
-from pfljax.models.rewriting import convolutions, winograd
+from pfljax.models.rewriting import convolutions
 from pfljax.models.rewriting.convolutions import (
     CACHE_BYTES,
     Windows,
@@ -189,10 +189,10 @@ def rewritten_trace(value: Any) -> Any:
     return new if isinstance(new, type(value)) else new.jaxpr
 
 
-def convolution(eqn: Any, cache: int = CACHE_BYTES, fewer_products: bool = True) -> Form | None:
+def convolution(eqn: Any, cache: int = CACHE_BYTES) -> Form | None:
     """A convolution as patches times a matrix; None if it has no spatial axes, or too large windows.
 
-    `cache` is as in `Windows`; `fewer_products` allows Winograd's form.
+    `cache` is as in `Windows`.
     """
     x, kernel = [v.aval for v in eqn.invars]
     params = eqn.params
@@ -220,17 +220,12 @@ def convolution(eqn: Any, cache: int = CACHE_BYTES, fewer_products: bool = True)
     batch, feature, *spatial = numbers.out_spec
     y_order = (batch, *spatial, feature)
 
-    images = [x.shape[axis] for axis in x_order]
-    is_exact = fewer_products and x.dtype == jnp.float32  # sums and differences lose digits
-    has_fewer = is_exact and winograd.pays(images, kernel.shape[outputs], windows)
-    form = winograd if has_fewer else convolutions
-
     def apply(x: Array, kernel: Array) -> Array:
-        y = form.convolve(x.transpose(x_order), kernel.transpose(kernel_order), windows)
+        y = convolutions.convolve(x.transpose(x_order), kernel.transpose(kernel_order), windows)
         return transposed_back(y, y_order)
 
     def pull(dy: Array, x: Array, kernel: Array) -> tuple[Array, Array]:
-        dx, dkernel = form.slopes(
+        dx, dkernel = convolutions.slopes(
             dy.transpose(y_order), x.transpose(x_order), kernel.transpose(kernel_order), windows
         )
         return transposed_back(dx, x_order), transposed_back(dkernel, kernel_order)
@@ -430,7 +425,7 @@ FORMS: dict[str, dict[Any, Callable[[Any], Form | None]]] = {
     # Stacked clients' convolutions are XLA's of groups of channels, half as fast as patches on an H100 or less.
     "cuda": {
         primitives.conv_general_dilated_p: functools.partial(
-            for_stacks, functools.partial(convolution, cache=1 << 62, fewer_products=False)
+            for_stacks, functools.partial(convolution, cache=1 << 62)
         ),
     },
 }
