@@ -34,7 +34,7 @@ from pfljax.contract.speech import logger, with_former_say
 from pfljax.data import Federation
 from pfljax.evaluation import measures
 from pfljax.evaluation.metrics import is_percent
-from pfljax.evaluation.statistics import OfRuns, Trial, found_reference
+from pfljax.evaluation.statistics import RunSummary, Trial, find_reference
 from pfljax.folder import files, former, planned
 from pfljax.local.training import LocalTraining
 from pfljax.report import terms
@@ -331,7 +331,7 @@ def score_text(summaries: Sequence[Mapping[str, Any]]) -> str:
     """Says what a method scored after its last rounds, such as "test auroc 0.8123 ± 0.0100 (3)"."""
     score = score_of(summaries[0])
     percent = is_percent(score)
-    of_runs = OfRuns.of([summary["last"].get(score) for summary in summaries])
+    of_runs = RunSummary.from_values([summary["last"].get(score) for summary in summaries])
     unit = " %" if percent else ""
     return f"{label_of(score)} {of_runs.text(number_of(percent))}{unit}"
 
@@ -637,7 +637,7 @@ def compare(
         **options,
     )
     names = {title: entry.method.info.name for title, entry in comparison.entries.items()}
-    reference = found_reference(reference, names)
+    reference = find_reference(reference, names)
     check_target(target, options.get("clock"), comparison.about["score"])
     folders = comparison.folders
     if folder is not None:

@@ -1,4 +1,4 @@
-"""Estimates what a run needs on devices that are not here."""
+"""Estimates of the memory and time that a run needs on devices that you do not have."""
 
 from __future__ import annotations
 
@@ -21,13 +21,18 @@ def estimate(
     rounds: Rounds = 150,
     seconds: Annotated[float, hyperparameter(above=0)] = 100.0,
 ) -> Estimate:
-    """Compiles a run for TPUs or GPUs that are not here, with every plan and exchange. Trains and allocates nothing.
+    """Estimates memory and time of a run on TPUs or GPUs that you do not have, for every plan and exchange.
+
+    Compiles the run for the target. Trains and allocates nothing.
 
     Args:
         run: The run.
         target: tpu:NAME:SHAPE (v5e, v5p or v6e), such as tpu:v5e:4x4, or cuda:NAME:NUMBER (a100, h100 or h200).
         rounds: Number of rounds that hours are for.
         seconds: Time after which no further program is compiled.
+
+    Returns:
+        The estimate, with a row per plan and exchange.
 
     Raises:
         ArgumentError: if there is no such target, or its compiler is not installed.

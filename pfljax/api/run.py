@@ -334,7 +334,7 @@ def data_of_trials(
         split: with_unseen(made_clients(clients, split), unseen, split)
         for split in splits_of(trials)
     }
-    return {trial: of_split[trial.of_data] for trial in trials}
+    return {trial: of_split[trial.data_seed] for trial in trials}
 
 
 def data_to_tune_on(
@@ -364,7 +364,7 @@ def data_to_tune_on(
 
 def splits_of(trials: Sequence[Trial]) -> list[int]:
     """The different splits of trials."""
-    return list(dict.fromkeys(trial.of_data for trial in trials))
+    return list(dict.fromkeys(trial.data_seed for trial in trials))
 
 
 def made_clients(make: Callable[[int], Any], split: int) -> Any:

@@ -22,6 +22,7 @@ from pfljax.folder import files, folders, former, locks, manifest
 from pfljax.report.run_data import score_of
 from pfljax.run.experiment import differences, groups_alike
 from pfljax.stores.registry import store_of
+from pfljax.training import never_trained
 from pfljax.training.loop import EVERY, Schedule
 from pfljax.training.scoring import entries_of_score
 from pfljax.training.tracking import Tracker
@@ -254,9 +255,12 @@ def rewrite_score(run: Run, folder: Path) -> None:
     """Gives the files of a finished run the score of a run that computes the same."""
     cell = Cell.read(folder)
     recorded = manifest.read(folder)
+    score = run.experiment.score_name
     summary = cell.summary | entries_of_score(run.experiment, cell.rows)
+    if summary.get("never_trained"):
+        summary["never_trained"] |= never_trained.scores(summary["per_client"], score)
     config = files.read_json(folder / "config.json")
-    files.write_json(folder / "config.json", config | {"score": run.experiment.score_name})
+    files.write_json(folder / "config.json", config | {"score": score})
     files.write_json(folder / SUMMARY, summary)
     if recorded is not None:  # it lists digests of the files
         manifest.write(folder, recorded._asdict(), recorded.rounds, recorded.checkpoints)

@@ -20,7 +20,7 @@ from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
 from pfljax.evaluation import gains
 from pfljax.evaluation.metrics import is_percent
-from pfljax.evaluation.statistics import OfRuns, Trial, columns, compared, deviation
+from pfljax.evaluation.statistics import RunSummary, Trial, columns, compared, deviation
 from pfljax.folder import files
 from pfljax.report import escaping, terms
 from pfljax.report.run_data import (
@@ -67,7 +67,7 @@ def method_row(
     histories = [cell.rows for cell in cells]
     score = score_of(summaries[0])
     sign = score_sign(summaries[0])
-    of = {name: OfRuns.of(values) for name, values in measures(summaries).items()}
+    of = {name: RunSummary.from_values(values) for name, values in measures(summaries).items()}
 
     # Curves over rounds: scores, megabytes and, with a clock, simulated seconds.
     rounds, curves = over_rounds(histories, score)
@@ -121,7 +121,7 @@ def further_metrics(summaries: Sequence[Mapping[str, Any]], score: str) -> dict[
     for name in names:
         is_known = name != "accuracy" or all(name in last for last in lasts)
         if name != score and is_known:
-            found[name] = OfRuns.of([last.get(name) for last in lasts])._asdict()
+            found[name] = RunSummary.from_values([last.get(name) for last in lasts])._asdict()
     return found
 
 
@@ -147,7 +147,7 @@ def undefined(summaries: Sequence[Mapping[str, Any]], score: str) -> dict[str, f
 
 def failed_row(title: str, reason: str, about: Mapping[str, Any]) -> dict:
     """Returns the row of a method that failed, which says why and has no scores."""
-    unknown = OfRuns.of([])
+    unknown = RunSummary.from_values([])
     numbers = (
         "best_mean",
         "bottom_decile_mean",
@@ -194,9 +194,10 @@ def times_to(target: float, curves: np.ndarray, clock: np.ndarray, sign: int) ->
 
 def times_text(times: Sequence[float | None]) -> str:
     """Formats the times of runs that reached a score, and how many did not."""
-    never = sum(time is None for time in times)
-    found = OfRuns.of([time for time in times if time is not None]).text("{:.4g}".format)
-    return found + (f", never in {never}" if never else "")
+    known = [time for time in times if time is not None]
+    text = RunSummary.from_values(known).text("{:.4g}".format)
+    never = len(times) - len(known)
+    return f"{text}, never in {never}" if never else text
 
 
 class Column(NamedTuple):
@@ -227,7 +228,7 @@ def shown_columns(rows: Sequence[Mapping[str, Any]], target: float | None) -> li
         return row["method"]
 
     def score(row: Mapping[str, Any]) -> str:
-        return OfRuns(row["score_mean"], row["score_std"], row["runs"]).text(number)
+        return RunSummary(row["score_mean"], row["score_std"], row["runs"]).text(number)
 
     found = [
         Column("method", method),
@@ -282,7 +283,7 @@ def _number(value: float | None) -> float:
 def metric_text(row: Mapping[str, Any], name: str) -> str:
     """Formats a further metric of a row, which it may lack."""
     values = row["metrics"].get(name)
-    of_runs = OfRuns.of([]) if values is None else OfRuns(**values)
+    of_runs = RunSummary.from_values([]) if values is None else RunSummary(**values)
     return of_runs.text(number_of(True) if name == "accuracy" else "{:.3f}".format)
 
 
@@ -632,7 +633,7 @@ def effect_of(
 
     before, after = gains.pairs(by_trial(own), by_trial(others)).T
     gained = np.sort((after - before) * score_sign(own[0].summary))[::-1]
-    effect = gains.Effect.of(gained)
+    effect = gains.Effect.from_gains(gained)
     shown = gained[evenly(len(gained), MAX_GAINS)].tolist() if len(gained) else []
     return {
         "clients_helped": effect.helped,
