@@ -22,7 +22,7 @@ from pfljax.api.run import (
     padded_alike,
     start,
 )
-from pfljax.api.study import Rerun, in_parts
+from pfljax.api.study import Rerun, in_halves
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.contract.speech import logger, with_former_say
 from pfljax.data import Federation, distinct_codes
@@ -278,7 +278,7 @@ def scores_of(runs: Sequence[Run], trials: int, rounds: int) -> tuple[list[float
     """Trains the runs of each point in turn, `trials` of them. Returns the points' mean scores and losses."""
     scores = np.full((len(runs), 2), np.nan)
     for group in groups_alike([run.experiment for run in runs]):
-        scores[group] = in_parts(
+        scores[group] = in_halves(
             lambda part: final_scores(part, rounds), [runs[number] for number in group]
         )
     means, losses = scores.reshape(-1, trials, 2).mean(axis=1).T
