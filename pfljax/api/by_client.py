@@ -40,6 +40,18 @@ class ClientTable:
         methods: The titles of the methods.
         score: The name of the score.
         reference: The method of the differences; None: there are none.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
+        >>> model = pfl.models.MLP(hidden=(4,))
+        >>> table = pfl.compare([pfl.FedAvg(), pfl.Local()], clients, model, rounds=2, seeds=[0])
+        >>> by_client = table.by_client()
+        >>> by_client.methods
+        ['fedavg', 'local']
+        >>> head, *lines = by_client.to_csv().splitlines()
+        >>> head.startswith("client,num_examples,class_0"), len(lines)
+        (True, 4)
     """
 
     title: str

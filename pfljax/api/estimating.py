@@ -36,5 +36,13 @@ def estimate(
 
     Raises:
         ArgumentError: if there is no such target, or its compiler is not installed.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
+        >>> run = pfl.Run(pfl.Local(), clients, pfl.models.MLP(hidden=(4,)))
+        >>> estimate = pfl.estimate(run, "tpu:v5e:1x1", rounds=100)  # doctest: +SKIP
+        >>> estimate.recommended  # doctest: +SKIP
+        {'plan': 'vmap'}
     """
     return estimate_for(run.experiment.with_rounds(rounds), targets.find(target), seconds)

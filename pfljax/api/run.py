@@ -91,6 +91,16 @@ class Run:
     Attributes:
         experiment: The method, clients and settings; `experiment.problem` has the model and the numbers of clients.
         clients: The training clients.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
+        >>> run = pfl.Run(pfl.Ditto(), clients, pfl.models.MLP(hidden=(4,)), seed=1)
+        >>> result = run.train(rounds=2, progress=False)
+        >>> result.per_client_accuracy.shape
+        (4,)
+        >>> run.train(rounds=1, progress=False).history[-1]["round"]  # goes on
+        3
     """
 
     _trainer: Trainer | None = None
