@@ -422,4 +422,5 @@ def of_accuracies(accuracies: Sequence[float]) -> dict:
 
 def over_runs(accuracies: Sequence[float]) -> str:
     """Formats runs' accuracies in percent as 85.1 ± 0.1 (3), or as 85.1 for one: see `statistics.RunSummary.text`."""
-    return statistics.RunSummary.from_values(accuracies).text(lambda accuracy: f"{100 * accuracy:.1f}")
+    values = statistics.RunSummary.from_values(accuracies)
+    return values.text(lambda accuracy: f"{100 * accuracy:.1f}")
