@@ -534,6 +534,7 @@ def make_problem(
     # The networks, with the scaling of inputs that they compute themselves.
     built = []
     late = clients.late_scaling
+    computes_in: Any = local.dtype  # "float32" or "bfloat16"
     for _, network in networks:
         built_network = models.build(
             network,
@@ -542,7 +543,7 @@ def make_problem(
             clients.num_classes,
             target_shape=clients.train.y.shape[2:],
             loss=local.loss,
-            computes_in=local.dtype,
+            computes_in=computes_in,
         )
         if late is not None:
             scaling = (late.mean, late.std)
