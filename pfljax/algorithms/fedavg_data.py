@@ -48,7 +48,13 @@ from pfljax.settings.method import hyperparameter, method
 )
 @dataclasses.dataclass(frozen=True)
 class FedAvgData:
-    """FedAvg with data sharing (Zhao et al., 2018): all clients also train on a few shared examples."""
+    """FedAvg with data sharing (Zhao et al., 2018): all clients also train on a few shared examples.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedAvgData(share=0.1)
+        FedAvgData(share=0.1)
+    """
 
     share: float = hyperparameter(
         0.05,

@@ -62,7 +62,13 @@ class Consensus(NamedTuple):
 @method(keeps="a vector that is added to its features", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedDBE:
-    """FedDBE (Zhang et al., 2023): FedAvg whose clients keep the bias of their features in a vector of their own."""
+    """FedDBE (Zhang et al., 2023): FedAvg whose clients keep the bias of their features in a vector of their own.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedDBE(alignment=10.0)
+        FedDBE(alignment=10.0, beta=1.0)
+    """
 
     alignment: float = hyperparameter(
         50.0,

@@ -52,7 +52,13 @@ EPOCHS = 0xE90C  # folded into a client's key for a round to draw its number of 
 @method(keeps="nothing", travels="the global model down, its mean local step up")
 @dataclasses.dataclass(frozen=True)
 class FedNova:
-    """FedNova (Wang et al., 2020): normalized averaging, whatever number of local steps each client takes."""
+    """FedNova (Wang et al., 2020): normalized averaging, whatever number of local steps each client takes.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.FedNova(max_epochs=5)
+        FedNova(mu=0.0, max_epochs=5, min_epochs=2)
+    """
 
     mu: float = hyperparameter(
         0.0,

@@ -86,7 +86,14 @@ class Row(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class HiLoRA:
-    """HiLoRA (Peng et al., 2026): adapters of all clients, of a cluster, and of a client."""
+    """HiLoRA (Peng et al., 2026): adapters of all clients, of a cluster, and of a client.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.HiLoRA(clusters=3, root_rounds=10)
+        HiLoRA(clusters=3, root_rounds=10, cluster_rounds=20, orthogonality=0.1,
+               basis_decay=0.5)
+    """
 
     clusters: int = hyperparameter(
         4, at_least=2, grid=(2, 3, 4, 6), groups=True, help="largest number of clusters"

@@ -82,7 +82,14 @@ class Server(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class PeFLL:
-    """PeFLL (Scott et al., 2024): a network describes a client, and a hypernetwork makes its model of that."""
+    """PeFLL (Scott et al., 2024): a network describes a client, and a hypernetwork makes its model of that.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.PeFLL(server_learning_rate=0.003)
+        PeFLL(server_learning_rate=0.003, clip=50.0, hidden=100, layers=3, embedding=0,
+              spread=0.1)
+    """
 
     server_learning_rate: float = hyperparameter(
         0.001,

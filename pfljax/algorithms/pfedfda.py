@@ -105,7 +105,13 @@ class Shared(NamedTuple):
 @method(keeps="nothing", travels="the body, class means and a covariance of features, both ways")
 @dataclasses.dataclass(frozen=True)
 class PFedFDA:
-    """pFedFDA (McLaughlin and Su, 2024): clients adapt global Gaussians of features, of which a head is computed."""
+    """pFedFDA (McLaughlin and Su, 2024): clients adapt global Gaussians of features, of which a head is computed.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.PFedFDA(coefficients="one")
+        PFedFDA(beta=None, coefficients='one', ridge=1.0)
+    """
 
     beta: float | None = hyperparameter(
         None,
