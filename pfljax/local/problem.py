@@ -34,6 +34,15 @@ class Personal(NamedTuple):
     Attributes:
         params: A model, a part of one, or any tree of parameters.
         opt_state: The optimizer's state for them.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from pfljax.author import Personal
+        >>> params = {"w": jnp.zeros(3)}
+        >>> personal = Personal(params, optax.adam(0.01).init(params))
+        >>> personal.params["w"].shape
+        (3,)
     """
 
     params: Params
@@ -41,7 +50,15 @@ class Personal(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Something of the received model, and the same of a client's own model or part."""
+    """Something of the received model, and the same of a client's own model or part.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import Pair
+        >>> pair = Pair(shared={"w": jnp.zeros(3)}, personal={"w": jnp.ones(3)})
+        >>> pair.personal["w"].tolist()
+        [1.0, 1.0, 1.0]
+    """
 
     shared: Any
     personal: Any
@@ -126,6 +143,28 @@ class Problem(NamedTuple):
             `cohort_size` places, of which others stay empty. None: a cohort always has S clients.
         groups: The networks, if they differ between groups of clients; `model` is the first. None: all have `model`.
         common: What a method is built for beside a client's own network, if they differ; see `of_server`.
+
+    Examples:
+        Half of ten clients take part in each of eight rounds:
+
+        >>> import optax
+        >>> import pfljax as pfl
+        >>> model = pfl.Model(pfl.models.MLP((16,), outputs=3), (4,))
+        >>> optimizer = optax.with_extra_args_support(optax.sgd(0.1))
+        >>> problem = pfl.author.Problem(
+        ...     model=model,
+        ...     solver=pfl.author.Solver(model.loss, optimizer),
+        ...     plan=pfl.Execution(plan="map", devices=1).make_plan(),
+        ...     num_clients=10,
+        ...     cohort_size=5,
+        ...     n_max=20,
+        ...     rounds=8,
+        ... )
+        >>> problem.rounds_of_a_client
+        4.0
+        >>> algorithm = pfl.Ditto(mu=1.0).build(problem)
+        >>> algorithm.ledger.gradients
+        2
     """
 
     model: Model

@@ -55,6 +55,17 @@ class Clock:
         concurrency: Number of clients at work at once, under a server that waits for nobody (FedBuff, FedAsync); 0:
             twice as many as send their updates in a round, if there are.
         seed: Seed for the devices; the same for all runs of a comparison.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> clock = pfl.Clock(compute="constant:0.2", bandwidth="constant:5", deadline=30)
+        >>> clock.described
+        'constant:0.2 s per gradient, constant:5 Mbit/s, until 30 s'
+
+        10 gradients of 0.2 s each, and 5 megabits:
+
+        >>> float(clock.seconds(client=0, gradients=10, examples=32, num_bytes=625_000))
+        3.0
     """
 
     compute: str = hyperparameter("lognormal:0.1:1", accepted=DRAWN)
