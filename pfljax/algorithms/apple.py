@@ -312,8 +312,8 @@ def other_cores(context: ClientContext, models: Params, row: Row) -> Params:
     if not jax.tree.leaves(row.copies):
         return received
     num_clients = len(row.moved)
-    places = (context.index[1:] - context.client) % num_clients - 1
-    return jax.tree.map(lambda copies, new: copies.at[places].set(new), row.copies, received)
+    positions = (context.index[1:] - context.client) % num_clients - 1
+    return jax.tree.map(lambda copies, new: copies.at[positions].set(new), row.copies, received)
 
 
 def schedule(number: Array, length: Array | float) -> Array:

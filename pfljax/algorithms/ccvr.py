@@ -86,7 +86,7 @@ class CCVR:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        num_classes = classes.required(problem, "ccvr", places=False)
+        num_classes = classes.required(problem, "ccvr", per_position=False)
 
         # ---- The client.
 

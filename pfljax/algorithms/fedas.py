@@ -86,7 +86,7 @@ class FedAS:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        classes.required(problem, "fedas", places=False)
+        classes.required(problem, "fedas", per_position=False)
         is_body = base_layers(problem, 1)
 
         # ---- The client.

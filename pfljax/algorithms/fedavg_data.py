@@ -34,7 +34,7 @@ from pfljax.contract.types import (
     Traffic,
     Trained,
 )
-from pfljax.exchange.views import Joined, each
+from pfljax.exchange.views import Joined, map_examples
 from pfljax.local.batches import sampled
 from pfljax.local.problem import Problem
 from pfljax.settings.method import hyperparameter, method
@@ -90,7 +90,7 @@ class FedAvgData:
                 return Joined(own_examples, local_data.size, shared_examples)
 
             # D_k and G together
-            x, y = each(join, (local_data.x, local_data.y), (shared.x, shared.y))
+            x, y = map_examples(join, (local_data.x, local_data.y), (shared.x, shared.y))
             return problem.fit(context, models, Split(x, y, local_data.size + shared.size))
 
         def traffic(counted: Traffic) -> Traffic:

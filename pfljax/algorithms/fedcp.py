@@ -89,7 +89,7 @@ class FedCP:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        classes.required(problem, "fedcp", places=False)
+        classes.required(problem, "fedcp", per_position=False)
         model = problem.model
         solver = problem.solver
         num_features = classes.num_features(problem)

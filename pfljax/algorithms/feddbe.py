@@ -89,7 +89,7 @@ class FedDBE:
     def build(self, problem: Problem) -> Algorithm:
         model = problem.model
         solver = problem.solver
-        num_classes = classes.required(problem, "feddbe", places=False)
+        num_classes = classes.required(problem, "feddbe", per_position=False)
         zeros = jnp.zeros(classes.num_features(problem))  # (F,), as are b_k, m and c
 
         def logit_shift(params: Params, bias: Array) -> Array:

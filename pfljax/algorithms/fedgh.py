@@ -66,7 +66,7 @@ class FedGH:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        num_classes = classes.required(problem, "fedgh", places=False)
+        num_classes = classes.required(problem, "fedgh", per_position=False)
 
         def with_head(head: Params, model: Params) -> Params:
             """The model's body under another head, of leaves (...)."""

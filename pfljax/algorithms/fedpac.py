@@ -120,7 +120,7 @@ class FedPAC:
 
     def build(self, problem: Problem) -> Algorithm:
         model = problem.model
-        num_classes = classes.required(problem, "fedpac", places=False)
+        num_classes = classes.required(problem, "fedpac", per_position=False)
         num_features = classes.num_features(problem)
 
         def is_head(params: Params) -> PyTree:

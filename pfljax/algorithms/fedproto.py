@@ -99,7 +99,7 @@ class FedProto:
     def build(self, problem: Problem) -> Algorithm:
         model = problem.model
         solver = problem.solver
-        num_classes = classes.required(problem, "fedproto", places=False)
+        num_classes = classes.required(problem, "fedproto", per_position=False)
         num_features = classes.num_features(problem)
 
         def with_pull(prototypes: Prototypes) -> Problem:

@@ -86,7 +86,7 @@ class FLUTE:
     def build(self, problem: Problem) -> Algorithm:
         model = problem.model
         solver = problem.solver
-        num_classes = classes.required(problem, "flute", places=False)
+        num_classes = classes.required(problem, "flute", per_position=False)
         is_body = base_layers(problem, 1)
 
         def is_head(params: Params) -> PyTree:

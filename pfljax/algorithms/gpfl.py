@@ -81,7 +81,7 @@ class GPFL:
     def build(self, problem: Problem) -> Algorithm:
         model = problem.model
         solver = problem.solver
-        num_classes = classes.required(problem, "gpfl", places=False)
+        num_classes = classes.required(problem, "gpfl", per_position=False)
         num_features = classes.num_features(problem)
 
         def init_head(params: Params) -> Params:

@@ -364,12 +364,12 @@ def overlap(a: PyTree, b: PyTree) -> Array:
 def similarity(a: PyTree, b: PyTree) -> Array:
     """(N, M) mean over layers and weights of |U_n U_m^T|^2 / r, for the U of N and of M clients or clusters."""
 
-    def of_weight(x: Array, y: Array) -> Array:
+    def weight_similarity(x: Array, y: Array) -> Array:
         products = jnp.einsum("nlro,mlqo->nmlrq", x, y)
         squares = jnp.square(products).sum(axis=(-1, -2))
         return squares.mean(axis=-1) / x.shape[-2]
 
-    per_weight = jax.tree.leaves(jax.tree.map(of_weight, a, b))
+    per_weight = jax.tree.leaves(jax.tree.map(weight_similarity, a, b))
     return jnp.stack(per_weight).mean(axis=0)
 
 
@@ -392,11 +392,11 @@ def leading_directions(bases: PyTree, num: int) -> PyTree:
     # The leading directions of each cluster's U_k
     is_member = jax.nn.one_hot(labels, num)
 
-    def of_weight(u: Array) -> Array:
+    def leading_vectors(u: Array) -> Array:
         """The r leading right singular vectors of the members' rows, stacked; others' rows are 0."""
         rows = jnp.einsum("sc,slro->clsro", is_member, u)
         rows = rows.reshape(num, u.shape[1], -1, u.shape[-1])
         _, _, v = low_rank.svd(rows)
         return v[..., : u.shape[-2], :]
 
-    return jax.tree.map(of_weight, bases)
+    return jax.tree.map(leading_vectors, bases)

@@ -96,7 +96,7 @@ class KNNPer:
 
     def build(self, problem: Problem) -> Algorithm:
         model = problem.model
-        num_classes = classes.required(problem, "knn_per", places=False)
+        num_classes = classes.required(problem, "knn_per", per_position=False)
 
         def log_probabilities(params: Params, stored: Datastore, x: PyTree) -> tuple[Array, Array]:
             """log p_knn, at least the logarithm of the least float32, and log p(y | x; theta), both (B, C)."""

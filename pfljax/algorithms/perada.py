@@ -107,7 +107,7 @@ class PerAda:
     def build(self, problem: Problem) -> Algorithm:
         model = problem.model
         solver = problem.solver
-        num_classes = classes.required(problem, "perada", places=False)
+        num_classes = classes.required(problem, "perada", per_position=False)
         num_examples = math.ceil(self.share * problem.num_clients * problem.n_max)
         capacity = max(num_examples, 1)
 

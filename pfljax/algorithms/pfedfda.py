@@ -133,7 +133,7 @@ class PFedFDA:
         model = problem.model
         solver = problem.solver
         shapes = model.network.shapes
-        num_classes = classes.required(problem, "pfedfda", places=False)
+        num_classes = classes.required(problem, "pfedfda", per_position=False)
         num_features = classes.num_features(problem)
         is_body = tree.complement(model.mask(shapes, 1))
 

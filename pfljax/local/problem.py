@@ -96,10 +96,10 @@ def numbered(objective: Objective, number: int | None) -> Objective:
     if number is None:
         return objective
 
-    def of_model(params: Params, batch: Batch) -> Array:
+    def numbered_objective(params: Params, batch: Batch) -> Array:
         return objective(params, batch.for_model(number))
 
-    return of_model
+    return numbered_objective
 
 
 def pair_opt_state(
@@ -142,7 +142,7 @@ class Problem(NamedTuple):
         chance: Probability with which each client takes part in a round, independently of others; a cohort then has
             `cohort_size` places, of which others stay empty. None: a cohort always has S clients.
         groups: The networks, if they differ between groups of clients; `model` is the first. None: all have `model`.
-        common: What a method is built for beside a client's own network, if they differ; see `of_server`.
+        common: What a method is built for beside a client's own network, if they differ; see `server_problem`.
 
     Examples:
         Half of ten clients take part in each of eight rounds:
@@ -285,11 +285,13 @@ class Problem(NamedTuple):
         def train_one(
             number: Array, params: Params, statistics: Params, opt_state: PyTree, *third: PyTree
         ) -> tuple[TrainState, Array]:
-            def of_model(params: Params, batch: Batch) -> Array:
+            def model_objective(params: Params, batch: Batch) -> Array:
                 return objective(params, batch.for_model(number), *third)
 
             start = TrainState(params, statistics, opt_state)
-            return self.solver.fit(context.key, start, split, of_model, round_number=context.round)
+            return self.solver.fit(
+                context.key, start, split, model_objective, round_number=context.round
+            )
 
         rows = () if per_model is None else (per_model,)
         numbers = jnp.arange(tree.num_rows(params))
@@ -424,7 +426,7 @@ class Problem(NamedTuple):
         Args:
             context: The client's context; its key determines the mini-batches.
             models: The received model, leaves (1, ...), as in `fit`; its network and optimizer are
-                those of `of_server`.
+                those of `server_problem`.
             personal: The client's own model, its own part of one, or any tree that it trains.
             split: The client's training data.
             direction: (params, statistics, memory, mini-batch) -> (slopes, memory), called in every

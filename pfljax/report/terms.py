@@ -134,7 +134,7 @@ def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines += means(rows)
 
     # Intervals, clients and trends.
-    intervals = statistics.told(rows)
+    intervals = statistics.explained_intervals(rows)
     if intervals:
         lines.append(intervals)
     references = [row["reference"] for row in rows if row.get("clients_compared")]
