@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from pfljax.models import Model as Model
     from pfljax.models import adapters as adapters
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # The modules that define the public names; `__getattr__` imports them.
 _MODULES = {

@@ -117,7 +117,7 @@ class Rounds:
 
         key = jax.random.key(0)
         clients = self.federation.client_data
-        return toys.serve(self.algorithm, self.problem, use, key, self.states[-1], clients).found
+        return toys.serve(self.algorithm, self.problem, use, key, self.states[-1], clients).outputs
 
     def newcomers(self, federation: Any) -> Any:
         """What newcomers predict with after the last round: models, weights and inputs."""

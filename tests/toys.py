@@ -269,7 +269,7 @@ def init(algorithm, problem, key, clients):
 
 def predict(algorithm, problem, key, state, clients):
     """What every client predicts with, leaves (K, ...): its models (K, J, ...), weights (K, J) and inputs."""
-    return serve(algorithm, problem, lambda prediction, _: prediction, key, state, clients).found
+    return serve(algorithm, problem, lambda prediction, _: prediction, key, state, clients).outputs
 
 
 def serve(algorithm, problem, use, key, state, clients, inputs=()):
@@ -300,7 +300,7 @@ def evaluate(algorithm, problem, key, state, clients, split):
     def use(prediction, own):
         return metrics.evaluate(problem, algorithm, prediction, own)
 
-    return serve(algorithm, problem, use, key, state, clients, split).found
+    return serve(algorithm, problem, use, key, state, clients, split).outputs
 
 
 def shardings(algorithm, problem, clients):
@@ -500,7 +500,7 @@ def compile_rounds(build, algorithm, problem, clients):
         def use(prediction, _):
             return prediction
 
-        return lifting.serve(build(numbers), problem.plan, use, key, state, ids, clients, ()).found
+        return lifting.serve(build(numbers), problem.plan, use, key, state, ids, clients, ()).outputs
 
     return Compiled(
         jax.jit(first, out_shardings=shape),

@@ -189,7 +189,7 @@ def reads_examples(experiment: Experiment) -> bool:
     ids = jax.ShapeDtypeStruct((problem.num_clients,), np.int32)
 
     def predictions(key: Key, state: State, ids: Any, clients: ClientData) -> PyTree:
-        return lifting.serve(algorithm, plan, outputs, key, state, ids, clients).found
+        return lifting.serve(algorithm, plan, outputs, key, state, ids, clients).outputs
 
     def start(key: Key, state: State, ids: Any, clients: ClientData) -> PyTree:
         del state, ids

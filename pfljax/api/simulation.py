@@ -166,7 +166,7 @@ class Simulation:
         check_key(key)
         self._check_state(state)
         ids = jnp.arange(self.experiment.problem.num_clients, dtype=jnp.int32)
-        return self._serve(key, state, ids, self._clients, self._splits, trained).found
+        return self._serve(key, state, ids, self._clients, self._splits, trained).outputs
 
     def _check_state(self, state: Any) -> None:
         """Raises `ArgumentError` for anything but a state with this simulation's arrays."""

@@ -138,7 +138,7 @@ class Run:
 
     def losses(self, state, clients: ClientData, split: Split):
         """Every client's loss (K,) on its part of a split."""
-        return np.asarray(self.serves(state, self.place(clients), self.place(split)).found[1])
+        return np.asarray(self.serves(state, self.place(clients), self.place(split)).outputs[1])
 
     def place(self, stacked):
         return place(self.problem.plan, stacked, K)

@@ -201,7 +201,7 @@ def test_predictions_mix_probabilities():
 
     found = toys.serve(
         algorithm, problem, use, jax.random.key(0), state, federation.client_data
-    ).found
+    ).outputs
 
     params = models["Dense_0"]
     logits = np.einsum("bf,mfc->mbc", x, params["kernel"]) + params["bias"][:, None]

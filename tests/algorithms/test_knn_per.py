@@ -39,7 +39,7 @@ def predicted(algorithm, problem, state, clients, x, key=KEY):
     def use(prediction, _):
         return metrics.predict(problem, algorithm, prediction, x)
 
-    return np.asarray(toys.serve(algorithm, problem, use, key, state, clients).found)
+    return np.asarray(toys.serve(algorithm, problem, use, key, state, clients).outputs)
 
 
 def network(params, x):

@@ -79,7 +79,7 @@ def test_probabilities_are_mixed_and_not_logits(plan):
     def use(prediction, _):
         return evaluation.predict(problem, algorithm, prediction, x)
 
-    found = toys.serve(algorithm, problem, use, key, state, federation.client_data).found
+    found = toys.serve(algorithm, problem, use, key, state, federation.client_data).outputs
     np.testing.assert_allclose(found, np.broadcast_to(mixed[:, None], found.shape), rtol=1e-5)
 
 

@@ -370,7 +370,7 @@ def test_what_is_fetched_for_some_is_what_the_index_says():
         return lifting.serve(algorithm, plan, seen, KEY, fetched, ids, some, np.zeros(2), mixture)
 
     found = run(part, some)
-    np.testing.assert_array_equal(found.found[0].models["w"][..., 0], [[2, 3], [7, 0]])
+    np.testing.assert_array_equal(found.outputs[0].models["w"][..., 0], [[2, 3], [7, 0]])
     np.testing.assert_array_equal(found.used["index"], [[2, 3], [7, 0]])
 
 

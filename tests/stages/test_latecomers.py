@@ -101,7 +101,7 @@ def test_clients_of_cohorts_and_all_clients_before_the_first_round_predict_as_th
         return prediction
 
     def predicted(algorithm, state):
-        return lifting.serve(algorithm, plan, use, key, state, ids, clients).found
+        return lifting.serve(algorithm, plan, use, key, state, ids, clients).outputs
 
     def mixed(prediction):
         return jax.vmap(tree.mix)(prediction.weights, prediction.models)
