@@ -107,16 +107,16 @@ def mean_gain(
         sign: 1 if high scores are good, -1 if low ones are.
     """
     # Each client's gain, by data, in each run.
-    gains_by_split: dict[Any, list[np.ndarray]] = {}
+    of_data: dict[Any, list[np.ndarray]] = {}
     for trial in common_trials(own, others):
         gains = sign * (own[trial] - others[trial])
-        gains_by_split.setdefault(data[trial], []).append(gains)
+        of_data.setdefault(data[trial], []).append(gains)
 
     # Its mean over the runs with the same data.
-    client_gains = [np.empty(0)]
-    for gains_of_runs in gains_by_split.values():
-        client_gains.append(np.mean(gains_of_runs, axis=0))
-    means = np.concatenate(client_gains)
+    of_clients = [np.empty(0)]
+    for gains_of_runs in of_data.values():
+        of_clients.append(np.mean(gains_of_runs, axis=0))
+    means = np.concatenate(of_clients)
     means = means[np.isfinite(means)]
 
     low, high = interval(means)

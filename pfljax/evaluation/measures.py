@@ -51,12 +51,12 @@ class Metric:
     Attributes:
         function: (outputs, y) -> a number.
         higher_is_better: Whether high values are good.
-        takes_logits: Whether the function gets logits in place of probabilities.
+        of_logits: Whether the function gets logits in place of probabilities.
     """
 
     function: Function
     higher_is_better: bool = True
-    takes_logits: bool = False
+    of_logits: bool = False
 
     def __call__(self, outputs: np.ndarray, y: np.ndarray) -> Any:
         return self.function(outputs, y)
@@ -75,40 +75,18 @@ def metric(function: Callable | None = None, *, higher_is_better: bool = True) -
 
     Raises:
         ArgumentError: if the function is none.
-
-    Examples:
-        >>> import numpy as np
-        >>> import pfljax as pfl
-        >>> @pfl.metrics.metric(higher_is_better=False)
-        ... def mean_absolute_error(outputs, y):
-        ...     return np.abs(outputs - y).mean()
-        >>> float(mean_absolute_error(np.array([1.0, 2.0]), np.array([1.0, 4.0])))
-        1.0
-        >>> mean_absolute_error.higher_is_better
-        False
     """
     if function is None:
         return functools.partial(metric, higher_is_better=higher_is_better)
     inner = function.function if isinstance(function, Metric) else function
-    return Metric(inner, higher_is_better, isinstance(function, Metric) and function.takes_logits)
+    return Metric(inner, higher_is_better, isinstance(function, Metric) and function.of_logits)
 
 
 def f1(logits: np.ndarray, y: np.ndarray) -> float:
-    """Macro F1: the mean F1 of the classes that occur or are predicted.
-
-    Examples:
-        Of three examples, the last one is wrong:
-
-        >>> import numpy as np
-        >>> import pfljax as pfl
-        >>> logits = np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 1.0]])
-        >>> y = np.array([0, 1, 1])
-        >>> round(pfl.metrics.f1(logits, y), 4)
-        0.6667
-    """
+    """Macro F1: the mean F1 of the classes that occur or are predicted."""
     from sklearn.metrics import f1_score  # heavy
 
-    logits, y = with_classes(logits, y)
+    logits, y = of_classes(logits, y)
     if not y.size:
         return np.nan
     not_predicted: Any = 0  # F1 of classes that occur but are not predicted
@@ -117,19 +95,8 @@ def f1(logits: np.ndarray, y: np.ndarray) -> float:
 
 
 def balanced_accuracy(logits: np.ndarray, y: np.ndarray) -> float:
-    """The mean recall of the classes that occur.
-
-    Examples:
-        Class 0 has a recall of 1, class 1 of 1 / 2:
-
-        >>> import numpy as np
-        >>> import pfljax as pfl
-        >>> logits = np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 1.0]])
-        >>> y = np.array([0, 1, 1])
-        >>> pfl.metrics.balanced_accuracy(logits, y)
-        0.75
-    """
-    logits, y = with_classes(logits, y)
+    """The mean recall of the classes that occur."""
+    logits, y = of_classes(logits, y)
     if not y.size:
         return np.nan
     is_right = logits.argmax(axis=-1) == y
@@ -141,21 +108,11 @@ def auroc(logits: np.ndarray, y: np.ndarray) -> float:
     """The area under the ROC curve of each class that occurs against the rest, averaged; NaN with a single class.
 
     Examples are ordered by log odds, which have the order of the probabilities.
-
-    Examples:
-        Of the two pairs of examples of different classes, one is in the right order:
-
-        >>> import numpy as np
-        >>> import pfljax as pfl
-        >>> logits = np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
-        >>> y = np.array([0, 1, 1])
-        >>> pfl.metrics.auroc(logits, y)
-        0.5
     """
     from scipy import special  # slow to import
     from sklearn.metrics import roc_auc_score  # heavy
 
-    logits, y = with_classes(logits, y)
+    logits, y = of_classes(logits, y)
     classes = np.unique(y)
     if len(classes) < 2:
         return np.nan
@@ -168,21 +125,10 @@ def auroc(logits: np.ndarray, y: np.ndarray) -> float:
 
 
 def calibration_error(logits: np.ndarray, y: np.ndarray) -> float:
-    """The expected calibration error: |accuracy - confidence| in 15 equal bins of confidence, weighted by size.
-
-    Examples:
-        The model is sure of both examples, and right about one:
-
-        >>> import numpy as np
-        >>> import pfljax as pfl
-        >>> logits = np.array([[100.0, 0.0], [100.0, 0.0]])
-        >>> y = np.array([0, 1])
-        >>> pfl.metrics.calibration_error(logits, y)
-        0.5
-    """
+    """The expected calibration error: |accuracy - confidence| in 15 equal bins of confidence, weighted by size."""
     from scipy import special  # slow to import
 
-    logits, y = with_classes(logits, y)
+    logits, y = of_classes(logits, y)
     if not y.size:
         return np.nan
     confidence = special.softmax(logits, axis=-1).max(axis=-1)
@@ -193,21 +139,10 @@ def calibration_error(logits: np.ndarray, y: np.ndarray) -> float:
 
 
 def perplexity(logits: np.ndarray, y: np.ndarray) -> float:
-    """exp of the mean negative log likelihood of all tokens, or other classes, that there are to predict.
-
-    Examples:
-        Equal logits for four classes:
-
-        >>> import numpy as np
-        >>> import pfljax as pfl
-        >>> logits = np.zeros((3, 4))
-        >>> y = np.array([0, 1, 3])
-        >>> round(pfl.metrics.perplexity(logits, y), 6)
-        4.0
-    """
+    """exp of the mean negative log likelihood of all tokens, or other classes, that there are to predict."""
     from scipy import special  # slow to import
 
-    logits, y = with_classes(logits, y)
+    logits, y = of_classes(logits, y)
     if not y.size:
         return np.nan
     log_probabilities = special.log_softmax(logits, axis=-1)
@@ -215,7 +150,7 @@ def perplexity(logits: np.ndarray, y: np.ndarray) -> float:
     return float(np.exp(-log_likelihood.mean()))
 
 
-def with_classes(logits: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def of_classes(logits: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Logits (m, C), float64, and classes (m,) of all places of sequences and images with a class to predict."""
     logits = logits.reshape(-1, logits.shape[-1])
     y = y.reshape(-1).astype(np.int64)
@@ -248,11 +183,11 @@ def over_labels(function: Function) -> Function:
 
 
 METRICS: dict[str, Metric] = {
-    "f1": Metric(f1, takes_logits=True),
-    "balanced_accuracy": Metric(balanced_accuracy, takes_logits=True),
-    "auroc": Metric(auroc, takes_logits=True),
-    "calibration_error": Metric(calibration_error, higher_is_better=False, takes_logits=True),
-    "perplexity": Metric(perplexity, higher_is_better=False, takes_logits=True),
+    "f1": Metric(f1, of_logits=True),
+    "balanced_accuracy": Metric(balanced_accuracy, of_logits=True),
+    "auroc": Metric(auroc, of_logits=True),
+    "calibration_error": Metric(calibration_error, higher_is_better=False, of_logits=True),
+    "perplexity": Metric(perplexity, higher_is_better=False, of_logits=True),
 }
 
 
@@ -268,7 +203,7 @@ def named(
         names = [in_their_case(name, METRICS) for name in metrics or ()]
         metrics = {name: name for name in names}
     names_of_functions = {id(known.function): name for name, known in METRICS.items()}
-    run_metrics: dict[str, Metric] = {}
+    of_run: dict[str, Metric] = {}
     for name, function in metrics.items():
         known = names_of_functions.get(id(function))
         if isinstance(function, str):
@@ -276,16 +211,16 @@ def named(
             # The name of a metric that is listed, and not renamed, is written as in `METRICS`.
             name = known if name == function else name
         if known is not None:
-            run_metrics[name] = metric_for_task(known, task)
+            of_run[name] = of_task(known, task)
         elif isinstance(function, Metric):
-            run_metrics[name] = function
+            of_run[name] = function
         elif callable(function):
-            run_metrics[name] = Metric(function)
+            of_run[name] = Metric(function)
         else:
             text = "accepted: functions (outputs, y) -> number, by name"
             raise ArgumentError("metrics", text, name)
         check_name(name, reserved | TAKEN)
-    return run_metrics
+    return of_run
 
 
 def matching(name: str, names: Iterable[str]) -> str | None:
@@ -293,7 +228,7 @@ def matching(name: str, names: Iterable[str]) -> str | None:
     names = list(names)
     if name in names:
         return name
-    same = [other for other in names if other.casefold() == name.casefold()]
+    same = [each for each in names if each.casefold() == name.casefold()]
     return same[0] if len(same) == 1 else None
 
 
@@ -331,15 +266,15 @@ def scored(
         return Scored(default, default != "loss", metrics)
     if not isinstance(score, str):
         return _scored_by_function(score, metrics, reserved, task)
-    task_scores = dict.fromkeys([default, "loss"])
-    name = matching(score, [*task_scores, *metrics])
-    if name in task_scores:
+    of_task_itself = dict.fromkeys([default, "loss"])
+    name = matching(score, [*of_task_itself, *metrics])
+    if name in of_task_itself:
         return Scored(name, name != "loss", metrics)
     if name is not None:
         return Scored(name, metrics[name].higher_is_better, metrics)
     known = matching(score, METRICS)
     if known is None or task == "regression":
-        accepted = dict.fromkeys([*task_scores, *metrics])
+        accepted = dict.fromkeys([*of_task_itself, *metrics])
         if task != "regression":
             accepted |= dict.fromkeys(METRICS)
         text = f"accepted: {', '.join(accepted)}, or a function (outputs, y) -> number"
@@ -382,7 +317,7 @@ def check_name(name: str, reserved: set[str]) -> None:
     raise ArgumentError("metrics", text, name)
 
 
-def metric_for_task(name: str, task: str) -> Metric:
+def of_task(name: str, task: str) -> Metric:
     """The metric of a name, in any case, for a task. Raises `ArgumentError` if there is none."""
     name = in_their_case(name, METRICS)
     if name not in METRICS:
@@ -408,10 +343,10 @@ def outputs_of(
 ) -> dict[str, PyTree]:
     """A client's outputs for its own examples (`OUTPUTS`): outputs (n_max, ...), y (n_max, ...) and size ()."""
 
-    def block_outputs(x: PyTree, y: Array) -> dict[str, Array]:
+    def of_block(x: PyTree, y: Array) -> dict[str, Array]:
         return {"outputs": outputs(problem, algorithm, prediction, x), "y": y}
 
-    return over_examples(block_outputs, split) | {"size": split.size}
+    return over_examples(of_block, split) | {"size": split.size}
 
 
 def row_bytes(problem: Problem, num_examples: int) -> int:
@@ -439,23 +374,23 @@ def number(value: Any) -> float:
 
 
 def measured(
-    metrics: Mapping[str, Metric], client_outputs: Mapping[str, np.ndarray], task: str
+    metrics: Mapping[str, Metric], found: Mapping[str, np.ndarray], task: str
 ) -> dict[str, np.ndarray]:
     """Computes metrics of clients' outputs, which `outputs_of` returned, in NumPy arrays.
 
     Returns one float32 for each client, by name; NaN for clients without examples. Raises `ArgumentError` if a function
     raises an error, or returns anything but a number.
     """
-    values = {name: np.full(len(client_outputs["size"]), np.nan, np.float32) for name in metrics}
-    for client in np.flatnonzero(client_outputs["size"]):
-        size = client_outputs["size"][client]
-        logits = client_outputs["outputs"][client, :size]
-        y = client_outputs["y"][client, :size]
+    values = {name: np.full(len(found["size"]), np.nan, np.float32) for name in metrics}
+    for client in np.flatnonzero(found["size"]):
+        size = found["size"][client]
+        logits = found["outputs"][client, :size]
+        y = found["y"][client, :size]
         predicted = probabilities(logits, task)
-        for name, client_metric in metrics.items():
-            outputs = logits if client_metric.takes_logits else predicted
+        for name, of_client in metrics.items():
+            outputs = logits if of_client.of_logits else predicted
             try:
-                values[name][client] = number(client_metric(outputs, y))
+                values[name][client] = number(of_client(outputs, y))
             except Exception as error:  # a user's function
                 line, _, _ = str(error).partition("\n")
                 text = f"for outputs {outputs.shape} and y {y.shape}, raised {type(error).__name__}: {line}"

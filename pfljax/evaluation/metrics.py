@@ -22,11 +22,11 @@ def outputs(problem: Problem, algorithm: Algorithm, prediction: Prediction, x: A
         return algorithm.apply(prediction.models, prediction.inputs, x)
     assert prediction.weights is not None
 
-    def model_outputs(params: Params) -> Array:
+    def of_model(params: Params) -> Array:
         return problem.model.apply(params, x)
 
-    outputs_by_model = problem.plan.over_models(model_outputs, prediction.models)
-    return problem.model.mixed(prediction.weights, outputs_by_model)
+    of_models = problem.plan.over_models(of_model, prediction.models)
+    return problem.model.mixed(prediction.weights, of_models)
 
 
 def predict(problem: Problem, algorithm: Algorithm, prediction: Prediction, x: Array) -> Array:
@@ -120,10 +120,10 @@ def summarize(
             "accuracy_bottom_decile": float(np.percentile(accuracy, 10)),
             "accuracy_min": float(accuracy.min()),
         }
-    for name, client_values in values.items():
+    for name, of_clients in values.items():
         if name in ("loss", "accuracy"):
             continue
-        known = client_values[scored & ~np.isnan(client_values)].astype(np.float64)
+        known = of_clients[scored & ~np.isnan(of_clients)].astype(np.float64)
         mean = float("nan")
         decile = float("nan")
         if known.size:

@@ -147,11 +147,11 @@ def in_units(scores: Scores) -> dict[int | None, float]:
             known[trial] = score
 
     by_split = has_splits(known)
-    scores_by_unit: dict[int | None, list[float]] = {}
+    of_units: dict[int | None, list[float]] = {}
     for (seed, split), score in known.items():
         unit = split if by_split else seed
-        scores_by_unit.setdefault(unit, []).append(score)
-    return {unit: float(np.mean(unit_scores)) for unit, unit_scores in scores_by_unit.items()}
+        of_units.setdefault(unit, []).append(score)
+    return {unit: float(np.mean(of_unit)) for unit, of_unit in of_units.items()}
 
 
 def has_splits(trials: Iterable[Trial]) -> bool:
@@ -162,8 +162,8 @@ def has_splits(trials: Iterable[Trial]) -> bool:
 def paired(scores: Scores, others: Scores) -> np.ndarray:
     """Returns a method's score minus another's in each unit (n,) of their common trials."""
     differences = {trial: scores[trial] - others[trial] for trial in scores if trial in others}
-    differences_by_unit = in_units(differences)
-    return np.array([*differences_by_unit.values()])
+    of_units = in_units(differences)
+    return np.array([*of_units.values()])
 
 
 def difference(scores: Scores, others: Scores, sign: int = 1) -> Difference:
@@ -191,20 +191,20 @@ def ranks(scores: Mapping[str, Scores], sign: int = 1) -> dict[str, int | None]:
     are equal. A method with fewer than two units has no rank (None). `sign` is -1 if low scores are good.
     """
     means = {}
-    for name, method_scores in scores.items():
-        if len(in_units(method_scores)) > 1:
-            means[name] = OfRuns.of([*method_scores.values()]).mean
+    for name, of_method in scores.items():
+        if len(in_units(of_method)) > 1:
+            means[name] = OfRuns.of([*of_method.values()]).mean
     in_order = sorted(means, key=lambda name: -sign * means[name])
 
-    rank_by_method: dict[str, int | None] = dict.fromkeys(scores)
+    of_methods: dict[str, int | None] = dict.fromkeys(scores)
     rank = 0
     first = ""  # the method that opened the rank
     for position, name in enumerate(in_order, 1):
         if not first or difference(scores[name], scores[first], sign).separates:
             rank = position
             first = name
-        rank_by_method[name] = rank
-    return rank_by_method
+        of_methods[name] = rank
+    return of_methods
 
 
 def standings(
@@ -217,11 +217,11 @@ def standings(
     """
     ranked = ranks(scores, sign)
     entries = {}
-    for name, method_scores in scores.items():
-        units = in_units(method_scores)
+    for name, of_method in scores.items():
+        units = in_units(of_method)
         low, high = interval([*units.values()])
         entry: dict[str, Any] = {
-            "unit": "split" if has_splits(method_scores) else "seed",
+            "unit": "split" if has_splits(of_method) else "seed",
             "units": len(units),
             "interval_low": low,
             "interval_high": high,
@@ -231,7 +231,7 @@ def standings(
             entry["reference"] = reference
             fields = dict.fromkeys(Difference._fields)
             if name != reference:
-                fields = difference(method_scores, scores[reference], sign)._asdict()
+                fields = difference(of_method, scores[reference], sign)._asdict()
             entry |= fields
         entries[name] = entry
     return entries
@@ -275,12 +275,12 @@ def compared(
     """
     scores = {}
     for row in rows:
-        method_scores = {}
+        of_method = {}
         for run in row["seeds"]:
             trial = Trial(run["seed"], run.get("split"))
             value = run.get(score)
-            method_scores[trial] = math.nan if value is None else value
-        scores[row["method"]] = method_scores
+            of_method[trial] = math.nan if value is None else value
+        scores[row["method"]] = of_method
     entries = standings(scores, sign, reference)
     return [{**row, **entries[row["method"]]} for row in rows]
 
@@ -319,9 +319,9 @@ def difference_columns(
             cells.append(["-"] * 3)
             continue
         entries = {name: row[name] for name in Difference._fields}
-        row_difference = Difference(**entries)
-        counts = f"{row_difference.wins}/{row_difference.ties}/{row_difference.losses}"
-        cells.append([row_difference.text(number), p_text(row_difference.p), counts])
+        of_row = Difference(**entries)
+        counts = f"{of_row.wins}/{of_row.ties}/{of_row.losses}"
+        cells.append([of_row.text(number), p_text(of_row.p), counts])
     return [f"over {references[0].split('/')[-1]}", "p", "win/tie/loss"], cells
 
 
@@ -355,7 +355,7 @@ def p_text(p: float) -> str:
     return "-" if math.isnan(p) else f"{p:.2g}"
 
 
-def explained_intervals(rows: Sequence[Mapping[str, Any]]) -> str:
+def told(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns sentences on what intervals and ranks rest on, from rows of `standings`; "" without intervals."""
     known = [row for row in rows if row.get("units", 0) > 1]
     if not known:

@@ -61,13 +61,6 @@ class LocalTraining:
         matmul_precision: What a float32 product means in all of the run's programs, see `jax.default_matmul_precision`:
             default, high, highest, or in other words bfloat16, tensorfloat32, float32; None: JAX's own setting, by
             which a TPU multiplies in bfloat16.
-
-    Examples:
-        >>> import optax
-        >>> import pfljax as pfl
-        >>> local = pfl.LocalTraining(optax.sgd, 0.1, batch_size=10, epochs=5)
-        >>> local.learning_rate
-        0.1
     """
 
     optimizer: optax.GradientTransformation | Callable[[Any], optax.GradientTransformation] = (

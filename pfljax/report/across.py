@@ -379,7 +379,7 @@ def methods_table(
     caption = f"Means over runs. {terms.BUDGET} Click a heading to sort."
     sentences = [terms.LOWER] if score.sign < 0 else []
     sentences.append(f"The score of a run is its {score.label}, {terms.weighting(score.name)}.")
-    sentences += [statistics.explained_intervals(standing_rows), LATE]
+    sentences += [statistics.told(standing_rows), LATE]
     if any(terms.EDGE in method.tuned for method in methods):
         sentences.append(terms.AT_EDGE)
     text = " ".join(sentence for sentence in sentences if sentence)

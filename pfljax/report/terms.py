@@ -134,7 +134,7 @@ def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines += means(rows)
 
     # Intervals, clients and trends.
-    intervals = statistics.explained_intervals(rows)
+    intervals = statistics.told(rows)
     if intervals:
         lines.append(intervals)
     references = [row["reference"] for row in rows if row.get("clients_compared")]

@@ -60,12 +60,6 @@ class Execution:
             more clients than fit on the devices; or on "disk", which stores the state of clients that have taken part.
         cache_features: Whether the outputs of frozen layers before anything trained are computed once per example
             instead of in every step, where that is possible and saves enough.
-
-    Examples:
-        >>> import pfljax as pfl
-        >>> execution = pfl.Execution(plan="chunk", chunk=4, client_store="host")
-        >>> execution.chunk
-        4
     """
 
     plan: Plan = "auto"

@@ -146,10 +146,7 @@ def test_a_method_with_one_run_has_no_rank_and_no_interval():
     )
     assert found["b"]["difference"] is None
     alone = [*statistics.standings({"a": of_seeds(0.5)}).values()]
-    assert (
-        statistics.columns(alone, PERCENT) == ([], [[]])
-        and statistics.explained_intervals(alone) == ""
-    )
+    assert statistics.columns(alone, PERCENT) == ([], [[]]) and statistics.told(alone) == ""
     pair = [*statistics.standings({"a": of_seeds(3.0), "b": of_seeds(1.0)}, reference="b").values()]
     assert statistics.columns(pair, PERCENT)[1] == [["+2.0", "-", "1/0/0"], ["-"] * 3]
 
@@ -162,10 +159,8 @@ def test_a_table_shows_intervals_ranks_and_differences():
     # Splits: a has 3 and 5, so 4 and a half of 12.706; b has 2 and 1; the differences are 1 and 4.
     assert body[0] == ["[-8.7, 16.7]", "1", "+2.5 [-16.6, +21.6]", "0.5", "2/0/0"]
     assert body[1] == ["[-4.9, 7.9]", "1", "-", "-", "-"]
-    assert "over 2 splits, each with the mean over its seeds" in statistics.explained_intervals(
-        rows
-    )
-    assert "need 6 or more" in statistics.explained_intervals(rows)
+    assert "over 2 splits, each with the mean over its seeds" in statistics.told(rows)
+    assert "need 6 or more" in statistics.told(rows)
     assert [statistics.signed_text(value, PERCENT) for value in (1.25, -0.01, -2)] == [
         "+1.2",
         "0.0",
