@@ -412,7 +412,7 @@ def percent(mean: float, deviation: float | None) -> str:
 
 def of_accuracies(accuracies: Sequence[float]) -> dict:
     """Returns the accuracies of a cell's runs, their mean, and their sample deviation."""
-    of_runs = statistics.OfRuns.of(accuracies)
+    of_runs = statistics.RunSummary.from_values(accuracies)
     return {
         "accuracy_mean": of_runs.mean,
         "accuracy_std": of_runs.std,
@@ -421,5 +421,5 @@ def of_accuracies(accuracies: Sequence[float]) -> dict:
 
 
 def over_runs(accuracies: Sequence[float]) -> str:
-    """Formats runs' accuracies in percent as 85.1 ± 0.1 (3), or as 85.1 for one: see `statistics.OfRuns.text`."""
-    return statistics.OfRuns.of(accuracies).text(lambda accuracy: f"{100 * accuracy:.1f}")
+    """Formats runs' accuracies in percent as 85.1 ± 0.1 (3), or as 85.1 for one: see `statistics.RunSummary.text`."""
+    return statistics.RunSummary.from_values(accuracies).text(lambda accuracy: f"{100 * accuracy:.1f}")

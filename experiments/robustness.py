@@ -96,7 +96,7 @@ def aggregators_of(settings: Settings, name: str) -> Sequence[str]:
         build.build_run(
             settings.pinned(aggregator="median"),
             name,
-            build.cached_clients(settings, trial.of_data),
+            build.cached_clients(settings, trial.data_seed),
             trial,
         )
     except ArgumentError as error:
@@ -133,7 +133,7 @@ def attacked(settings: Settings, line: Line, attack: str, share: float, out: Pat
             (summary,) = build.train_cells(alone, line.method, folder).summaries
         except RunError as error:
             print(f"  {folder / trial.folder}: {error}")
-            clients, _ = build.cached_clients(settings, trial.of_data)
+            clients, _ = build.cached_clients(settings, trial.data_seed)
             accuracies.append(1 / clients.num_classes)
         else:
             accuracies.append(summary["last"]["accuracy"])

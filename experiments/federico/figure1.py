@@ -64,7 +64,7 @@ def run(settings: Settings) -> None:
 def score(settings: Settings, out: Path) -> dict:
     """One run: its error and FedAvg's, and the similarity of weights between neighboring and other intervals."""
     trial = build.Trial(settings.seed, settings.split)
-    clients = build.build_clients(settings, trial.of_data)
+    clients = build.build_clients(settings, trial.data_seed)
     every = {"eval_every": settings.eval_every, "checkpoint_every": settings.checkpoint_every}
     result = build.build_run(settings, "federico", clients, trial).train(
         settings.rounds, out=out, resume=True, **every

@@ -2,6 +2,7 @@
 
 from pfljax import algorithms as algorithms
 from pfljax import models as models
+from pfljax.api.by_client import ClientTable as ClientTable
 from pfljax.api.comparison import compare as compare
 from pfljax.api.estimating import estimate as estimate
 from pfljax.api.loading import load as load

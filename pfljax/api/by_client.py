@@ -16,7 +16,7 @@ from pfljax.api.study import Cell
 from pfljax.api.tabular import aligned, latex, markdown
 from pfljax.contract import optional
 from pfljax.evaluation.metrics import FEW, is_percent, rests_on_few
-from pfljax.evaluation.statistics import OfRuns, Trial, signed_text
+from pfljax.evaluation.statistics import RunSummary, Trial, signed_text
 from pfljax.folder import files
 from pfljax.report import escaping
 from pfljax.report.run_data import label_of, number_of, score_of
@@ -40,6 +40,18 @@ class ClientTable:
         methods: The titles of the methods.
         score: The name of the score.
         reference: The method of the differences; None: there are none.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
+        >>> model = pfl.models.MLP(hidden=(4,))
+        >>> table = pfl.compare([pfl.FedAvg(), pfl.Local()], clients, model, rounds=2, seeds=[0])
+        >>> by_client = table.by_client()
+        >>> by_client.methods
+        ['fedavg', 'local']
+        >>> head, *lines = by_client.to_csv().splitlines()
+        >>> head.startswith("client,num_examples,class_0"), len(lines)
+        (True, 4)
     """
 
     title: str
@@ -61,16 +73,15 @@ class ClientTable:
     @property
     def notes(self) -> list[str]:
         """Lines that explain the table."""
-        found = [f"Cells: {label_of(self.score)}, mean ± sample deviation (runs)."]
+        notes = [f"Cells: {label_of(self.score)}, mean ± sample deviation (runs)."]
         if self.reference:
-            found.append(f"Differences are to {self.reference}, means over the runs of a client.")
-        marked = [rests_on_few(row["classes"]) for row in self.rows]
-        if any(marked):
-            found.append(
-                f"{MARK.strip()} The scores of {sum(marked)} of {len(marked)} clients rest on fewer than {FEW} "
-                "test examples of a class."
-            )
-        return found
+            notes.append(f"Differences are to {self.reference}, means over the runs of a client.")
+        is_marked = [rests_on_few(row["classes"]) for row in self.rows]
+        if any(is_marked):
+            clients = f"{sum(is_marked)} of {len(is_marked)} clients"
+            text = f"The scores of {clients} rest on fewer than {FEW} test examples of a class."
+            notes.append(f"{MARK.strip()} {text}")
+        return notes
 
     def columns(self) -> tuple[list[str], list[list[str]]]:
         """Returns the column headings and the cells as text."""
@@ -94,7 +105,7 @@ class ClientTable:
         if len(counts) > MOST_COLUMNS:
             counts = [min((count for count in counts if count), default=0)]
         cells += [f"{count:,}" for count in counts]
-        cells += [OfRuns(*row["scores"][name]).text(number) for name in self.methods]
+        cells += [RunSummary(*row["scores"][name]).text(number) for name in self.methods]
         for name in self.compared:
             difference = row["differences"][name]
             cells.append("-" if np.isnan(difference) else signed_text(difference, number))
@@ -118,17 +129,17 @@ class ClientTable:
 
     def records(self) -> list[dict[str, Any]]:
         """Returns a flat dict per client: numbers by the names of the columns of `to_pandas`."""
-        found = []
+        records = []
         for row in self.rows:
             record = {"client": row["client"], "num_examples": row["num_examples"]}
             record |= {f"class_{name}": count for name, count in row["classes"].items()}
             for name in self.methods:
-                values = OfRuns(*row["scores"][name])
+                values = RunSummary(*row["scores"][name])
                 record |= {f"{name}_{field}": value for field, value in values._asdict().items()}
             for name in self.compared:
                 record[f"{name}_difference"] = row["differences"][name]
-            found.append(record)
-        return found
+            records.append(record)
+        return records
 
     def to_pandas(self) -> Any:
         """Returns the table as a pandas DataFrame with a row per client.
@@ -176,20 +187,20 @@ def client_rows(
         trials: Seeds and splits of the cells.
         reference: The method of the differences; None: there are none.
     """
-    per_client = {
-        (method, trial): cell.summary["per_client"]
-        for method, of_method in cells.items()
-        for trial, cell in zip(trials, of_method, strict=True)
-    }
+    # The summary's rows of clients, by method and run.
+    per_client: dict[tuple[str, Trial], list[dict[str, Any]]] = {}
+    for method, method_cells in cells.items():
+        for trial, cell in zip(trials, method_cells, strict=True):
+            per_client[method, trial] = cell.summary["per_client"]
     names = {_name(row): None for rows in per_client.values() for row in rows}
     clients = sorted(names, key=_in_order)
     positions = {client: position for position, client in enumerate(clients)}
 
     # Scores by method, run and client; NaN where there are none.
     scores = {}
-    for method, of_method in cells.items():
+    for method, method_cells in cells.items():
         scores[method] = np.full((len(trials), len(clients)), np.nan)
-        for run, cell in enumerate(of_method):
+        for run, cell in enumerate(method_cells):
             score = score_of(cell.summary)
             for row in cell.summary["per_client"]:
                 value = row.get(score)
@@ -198,30 +209,34 @@ def client_rows(
 
     # Test examples, which are the same with all methods.
     examples: dict[Any, list[Mapping[str, Any]]] = {client: [] for client in clients}
-    for rows in {trial: rows for (_, trial), rows in per_client.items()}.values():
+    rows_by_trial = {trial: rows for (_, trial), rows in per_client.items()}
+    for rows in rows_by_trial.values():
         for row in rows:
             examples[_name(row)].append(row)
     classes = _class_names(examples)
 
-    of_runs = {method: _over_runs(values) for method, values in scores.items()}
+    # Means over runs, and differences to the reference.
+    summaries = {method: _over_runs(values) for method, values in scores.items()}
     differences = {}
     if reference in scores:
         for method in scores:
             if method != reference:
-                differences[method] = _over_runs(scores[method] - scores[reference])[0]
-    return [
-        {
+                differences[method], _, _ = _over_runs(scores[method] - scores[reference])
+
+    client_rows = []
+    for position, client in enumerate(clients):
+        entries = {}
+        for method, (mean, std, runs) in summaries.items():
+            entries[method] = [float(mean[position]), float(std[position]), int(runs[position])]
+        row = {
             "client": client,
             "num_examples": _mean_count([row["n_test"] for row in examples[client]]),
             "classes": _mean_classes(examples[client], classes),
-            "scores": {
-                method: [float(mean[position]), float(std[position]), int(runs[position])]
-                for method, (mean, std, runs) in of_runs.items()
-            },
+            "scores": entries,
             "differences": {method: float(mean[position]) for method, mean in differences.items()},
         }
-        for position, client in enumerate(clients)
-    ]
+        client_rows.append(row)
+    return client_rows
 
 
 def _name(row: Mapping[str, Any]) -> Any:
@@ -247,10 +262,10 @@ def _in_order(client: Any) -> list[tuple[int, int, str]]:
 
 
 def _class_names(examples: Mapping[Any, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """The names of all classes in the clients' test examples; empty if a run does not tell them."""
+    """The names of all classes in the clients' test examples; empty if a run has no counts."""
     names: dict[str, None] = {}
-    for of_runs in examples.values():
-        for row in of_runs:
+    for rows in examples.values():
+        for row in rows:
             if "classes" not in row:
                 return []
             names |= dict.fromkeys(row["classes"])
@@ -262,6 +277,14 @@ def _mean_count(counts: Sequence[int]) -> int:
     return round(sum(counts) / len(counts))
 
 
-def _mean_classes(of_runs: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> dict[str, int]:
-    """The mean number of test examples of each class over the runs of a client, rounded."""
-    return {name: _mean_count([row["classes"].get(name, 0) for row in of_runs]) for name in classes}
+def _mean_classes(rows: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> dict[str, int]:
+    """The mean number of test examples of each class over the runs of a client, rounded.
+
+    Args:
+        rows: The client's rows, one per run.
+        classes: The names of the classes.
+    """
+    counts = {}
+    for name in classes:
+        counts[name] = _mean_count([row["classes"].get(name, 0) for row in rows])
+    return counts

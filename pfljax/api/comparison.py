@@ -34,7 +34,7 @@ from pfljax.contract.speech import logger, with_former_say
 from pfljax.data import Federation
 from pfljax.evaluation import measures
 from pfljax.evaluation.metrics import is_percent
-from pfljax.evaluation.statistics import OfRuns, Trial, found_reference
+from pfljax.evaluation.statistics import RunSummary, Trial, find_reference
 from pfljax.folder import files, former, planned
 from pfljax.local.training import LocalTraining
 from pfljax.report import terms
@@ -106,11 +106,11 @@ class Entry:
 
 
 class Trained(NamedTuple):
-    """What became of a method.
+    """The cells of a method.
 
     Attributes:
         cells: Its cells, None for those that other processes train; empty if it failed.
-        entries: Entries of its row on what was chosen.
+        entries: Entries of its row about the values that were chosen.
         failure: Why it failed; None: it did not.
     """
 
@@ -131,7 +131,7 @@ class Trained(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Methods and trials of a table, of which nothing is trained yet. `compare` makes one and trains it.
+    """Methods and trials of a table, before training.
 
     Attributes:
         entries: The methods by title.
@@ -144,7 +144,7 @@ class Comparison:
         widen: See `tune`.
         tracker: See `compare`.
         one_split: Whether all trials have the same clients.
-        validation: What became of the validation examples in training after tuning: "returned" or "kept"; "": nothing.
+        validation: Use of the validation examples after tuning: "returned" to training or "kept"; "": there are none.
         about: Entries of all runs' summary.json.
         checked_runs: The runs that `check` has made, by title.
     """
@@ -166,12 +166,10 @@ class Comparison:
     @property
     def folders(self) -> list[Path]:
         """The folders of all cells; empty if nothing is written."""
-        return [
-            folder
-            for title in self.entries
-            for folder in self._folders(title)
-            if folder is not None
-        ]
+        folders = []
+        for title in self.entries:
+            folders += [folder for folder in self._folders(title) if folder is not None]
+        return folders
 
     def check(self) -> None:
         """Finds mistakes in all cells, and folders with something else, before anything is trained."""
@@ -201,30 +199,38 @@ class Comparison:
 
     def train(self) -> dict[str, Trained]:
         """Trains all cells: first those that no other process trains; then it waits for the others."""
-        found: dict[str, Trained] = {}
+        results: dict[str, Trained] = {}
         for wait in (False, True):
             for title, entry in self.entries.items():
-                if title in found and found[title].is_complete:
+                if title in results and results[title].is_complete:
                     continue
-                try:
-                    found[title] = self._train_method(entry, wait)
-                except RunError as error:  # the other methods' results count
-                    found[title] = Trained([], failure=error)
-                    self._tell_others(title, error)
-                if (
-                    wait
-                    and not found[title].is_complete
-                    and (reason := self._failure_of_others(title))
-                ):
-                    found[title] = Trained([], failure=RunError(reason))
-                if found[title].failure is not None:
-                    logger.info(f"  {title} failed: {found[title].failure}")
-                elif found[title].is_complete:
-                    done = sum(each.is_complete and each.failure is None for each in found.values())
-                    scores = score_text(found[title].summaries)
-                    counted = f"{done} of {len(self.entries)} methods done"
-                    logger.info(f"  {counted}: {title}, {scores}")
-        return {title: found[title] for title in self.entries}
+                results[title] = self._result_of(entry, wait)
+                if results[title].failure is not None:
+                    logger.info(f"  {title} failed: {results[title].failure}")
+                elif results[title].is_complete:
+                    self._log_done(title, results)
+        return {title: results[title] for title in self.entries}
+
+    def _result_of(self, entry: Entry, wait: bool) -> Trained:
+        """Trains a method's cells; the result of a method that fails, here or in another process, says why."""
+        try:
+            result = self._train_method(entry, wait)
+        except RunError as error:  # the other methods' results count
+            result = Trained([], failure=error)
+            self._tell_others(entry.title, error)
+        if wait and not result.is_complete:
+            reason = self._failure_of_others(entry.title)
+            if reason:
+                result = Trained([], failure=RunError(reason))
+        return result
+
+    def _log_done(self, title: str, results: Mapping[str, Trained]) -> None:
+        """Logs the score of a method that has been trained, and how many methods are done."""
+        done = 0
+        for result in results.values():
+            done += result.is_complete and result.failure is None
+        counted = f"{done} of {len(self.entries)} methods done"
+        logger.info(f"  {counted}: {title}, {score_text(results[title].summaries)}")
 
     def _tell_others(self, title: str, error: RunError | None) -> None:
         """Writes why a method failed, or that it did not, for processes that train other cells of it."""
@@ -245,56 +251,80 @@ class Comparison:
         return ""
 
     def _failure_file(self, title: str, number: int) -> Path | None:
-        """The file in which one of several processes that share the cells says why a method failed."""
+        """The file in which one of several processes that share the cells says why a method failed; None: no file."""
         folder = self._folder(title)
-        num = self.share[1]
-        return None if folder is None or num == 1 else folder / f"failed-{number + 1}-of-{num}.json"
+        _, num = self.share
+        if folder is None or num == 1:
+            return None
+        return folder / f"failed-{number + 1}-of-{num}.json"
 
     def _train_method(self, entry: Entry, wait: bool) -> Trained:
         """Chooses a method's rate and hyperparameters, and trains its cells; without `wait`, only free ones."""
-        num = len(self.trials)
-        unknown = Trained([None] * num)
-        first = list(self.entries).index(entry.title) * num
-        place, processes_in_all = self.share
-        own = [number for number in range(num) if (first + number) % processes_in_all == place]
         folder = self._folder(entry.title)
+        numbers = self._share_of(entry)
         if not wait:
             self._tell_others(entry.title, None)
+
+        # The rate and hyperparameters.
         point = entry.first_point
         entries = entry.tuning.entries if entry.tuning else tuned_entries(point)
         if entry.searches:
-            with contextlib.ExitStack() as held:
-                if folder is not None:
-                    if not own and not all(path.exists() for path in entry.score_files(folder)):
-                        return unknown
-                    if not taken(held, folder, wait=wait):
-                        return unknown
-                search = self._search(entry, folder)
+            search = self._search_alone(entry, folder, wait, bool(numbers))
+            if search is None:
+                return Trained([None] * len(self.trials))
             point = search.best
             entries = search.entries
-
-        runs = self.checked_runs.pop(entry.title, None) or self._runs(entry, point)
-        folders = self._folders(entry.title)
-        names = [f"{entry.title}/{trial.folder}" for trial in self.trials]
-        trackers = [tracking.named(self.tracker, name) for name in names]
-        own_folders = (
-            None if folder is None else [folder / self.trials[number].folder for number in own]
-        )
-        trained = self.study.train(
-            [runs[number] for number in own],
-            own_folders,
-            [trackers[number] for number in own],
-            wait=wait,
-        )
-        cells = dict(zip(own, trained, strict=True))
-        for number, (run, cell_folder) in enumerate(zip(runs, folders, strict=True)):
-            if number not in cells:
-                cells[number] = (
-                    None if cell_folder is None else self.study.read(run, cell_folder)[0]
-                )
         if self.validation:
             entries = {**entries, "validation": self.validation}
-        return Trained([cells[number] for number in range(num)], entries)
+
+        # This process's cells.
+        runs = self.checked_runs.pop(entry.title, None) or self._runs(entry, point)
+        folders = self._folders(entry.title)
+        titles = [f"{entry.title}/{trial.folder}" for trial in self.trials]
+        trackers = [tracking.named(self.tracker, title) for title in titles]
+        outs = None
+        if folder is not None:
+            outs = [folder / self.trials[number].folder for number in numbers]
+        trained = self.study.train(
+            [runs[number] for number in numbers],
+            outs,
+            [trackers[number] for number in numbers],
+            wait=wait,
+        )
+
+        # Those of other processes, if they are finished.
+        cells = dict(zip(numbers, trained, strict=True))
+        for number, (run, cell_folder) in enumerate(zip(runs, folders, strict=True)):
+            if number not in cells:
+                cells[number] = None
+                if cell_folder is not None:
+                    cells[number], _ = self.study.read(run, cell_folder)
+        return Trained([cells[number] for number in range(len(self.trials))], entries)
+
+    def _share_of(self, entry: Entry) -> list[int]:
+        """The numbers of a method's cells that this process trains."""
+        num = len(self.trials)
+        first = list(self.entries).index(entry.title) * num
+        number_of_process, num_processes = self.share
+        return [
+            number for number in range(num) if (first + number) % num_processes == number_of_process
+        ]
+
+    def _search_alone(
+        self, entry: Entry, folder: Path | None, wait: bool, has_cells: bool
+    ) -> Tuning | None:
+        """Searches for a method's rate and hyperparameters, unless another process does; None: it does.
+
+        A process without cells of the method reads the scores of others.
+        """
+        with contextlib.ExitStack() as locked:
+            if folder is not None:
+                is_scored = all(path.exists() for path in entry.score_files(folder))
+                if not has_cells and not is_scored:
+                    return None
+                if not taken(locked, folder, wait=wait):
+                    return None
+            return self._search(entry, folder)
 
     def _search(self, entry: Entry, folder: Path | None) -> Tuning:
         """Searches for a method's best rate and hyperparameters."""
@@ -328,60 +358,68 @@ class Comparison:
 
 
 def score_text(summaries: Sequence[Mapping[str, Any]]) -> str:
-    """Says what a method scored after its last rounds, such as "test auroc 0.8123 ± 0.0100 (3)"."""
+    """Formats a method's score after its last rounds, such as "test auroc 0.8123 ± 0.0100 (3)"."""
     score = score_of(summaries[0])
     percent = is_percent(score)
-    of_runs = OfRuns.of([summary["last"].get(score) for summary in summaries])
+    values = RunSummary.from_values([summary["last"].get(score) for summary in summaries])
     unit = " %" if percent else ""
-    return f"{label_of(score)} {of_runs.text(number_of(percent))}{unit}"
+    return f"{label_of(score)} {values.text(number_of(percent))}{unit}"
 
 
 def tuned_entries(point: Point) -> dict[str, Any]:
-    """Entries of a row for values that were given; {} without any."""
+    """Entries of a row for values that the user chose; {} without any."""
     return {"tuned": terms.values(point.values), "at_edge": []} if point.values else {}
 
 
 def titled(methods: Sequence[Any]) -> dict[str, Any]:
-    """Returns the methods, or their tunings, by title: the registered name, plus the changed hyperparameters if it
-    occurs twice.
+    """Returns the methods, or their tunings, by title.
 
-    A method with its default hyperparameters may be named, in upper or lower case.
+    A title is the registered name, with the changed hyperparameters if the name occurs twice. A method with its
+    default hyperparameters may be named, in upper or lower case.
 
     Raises:
         ArgumentError: if two methods have the same title.
     """
-    pairs: list[tuple[Any, Any]] = [
-        each if isinstance(each, tuple) and len(each) == 2 else (None, each) for each in methods
-    ]
-    pairs = [
-        (title, default_method(each) if isinstance(each, str) else each) for title, each in pairs
-    ]
-    for title, each in pairs:
-        check_method(method_of(each), "methods")
-        if title is not None:
+    pairs = [title_and_method(item) for item in methods]
+    names = []
+    for title, method in pairs:
+        check_method(method_of(method), "methods")
+        if title is None:
+            names.append(method_of(method).info.name)
+        else:
             files.check_name("methods", title, FILES)
-    names = [method_of(each).info.name for title, each in pairs if title is None]
-    found: dict[str, Any] = {}
-    for title, each in pairs:
-        method = method_of(each)
-        name = title or method.info.name
-        if title is None and names.count(name) > 1:
-            hyperparameters = [
-                field
-                for field in dataclasses.fields(method)
-                if getattr(method, field.name) != field.default
-            ]
-            name += (
-                f"({', '.join(f'{field.name}={getattr(method, field.name)}' for field in hyperparameters)})"
-                * bool(hyperparameters)
-            )
-        files.check_name("methods", name, FILES)
-        if name in found:
-            raise ArgumentError(
-                "methods", f"two are called {name}; use (title, method) pairs to tell them apart"
-            )
-        found[name] = each
-    return found
+
+    by_title: dict[str, Any] = {}
+    for title, method in pairs:
+        if title is None:
+            title = method_of(method).info.name
+            if names.count(title) > 1:
+                title += changed_hyperparameters(method_of(method))
+        files.check_name("methods", title, FILES)
+        if title in by_title:
+            text = f"two are called {title}; use (title, method) pairs to tell them apart"
+            raise ArgumentError("methods", text)
+        by_title[title] = method
+    return by_title
+
+
+def title_and_method(item: Any) -> tuple[Any, Any]:
+    """Returns an item of `methods` as its title, or None, and the method or tuning."""
+    is_pair = isinstance(item, tuple) and len(item) == 2
+    title, method = item if is_pair else (None, item)
+    if isinstance(method, str):
+        method = default_method(method)
+    return title, method
+
+
+def changed_hyperparameters(method: Any) -> str:
+    """Formats the hyperparameters that differ from their defaults, such as "(mu=0.1)"; "" if none does."""
+    changed = []
+    for field in dataclasses.fields(method):
+        value = getattr(method, field.name)
+        if value != field.default:
+            changed.append(f"{field.name}={value}")
+    return f"({', '.join(changed)})" if changed else ""
 
 
 def default_method(name: str) -> Any:
@@ -399,9 +437,9 @@ def default_method(name: str) -> Any:
     return METHODS[known]()
 
 
-def method_of(each: Any) -> Any:
+def method_of(tuned: Any) -> Any:
     """The method that was tuned; anything else as it is."""
-    return each.method if isinstance(each, Tuning) else each
+    return tuned.method if isinstance(tuned, Tuning) else tuned
 
 
 def trials_of(seeds: Sequence[int], splits: Sequence[int] | None) -> list[Trial]:
@@ -423,59 +461,61 @@ def entries_of(
     if tune and local.learning_rate is None:
         text = "accepted if `optimizer` is a function of the learning rate, such as optax.sgd without (...)"
         raise ArgumentError("tune", text)
-    for argument, by_title in (
-        ("learning_rates", learning_rates),
-        ("tune_hyperparameters", tune_hyperparameters),
-    ):
-        if isinstance(by_title, Mapping) and (
-            strange := [title for title in by_title if title not in methods]
-        ):
-            raise ArgumentError(
-                argument,
-                f"accepted: titles of methods of the table: {', '.join(methods)}",
-                strange[0],
-            )
-    found = {}
-    for title, each in methods.items():
-        if isinstance(each, Tuning):
-            found[title] = Entry(title, each.method, each.local or local, tuning=each)
+    check_titles("learning_rates", learning_rates, methods)
+    if isinstance(tune_hyperparameters, Mapping):
+        check_titles("tune_hyperparameters", tune_hyperparameters, methods)
+
+    entries = {}
+    for title, method in methods.items():
+        if isinstance(method, Tuning):
+            tuned = method
+            entries[title] = Entry(title, tuned.method, tuned.local or local, tuning=tuned)
             continue
-        own = local
+        method_local = local
         if title in learning_rates:
-            own = dataclasses.replace(local, learning_rate=learning_rates[title])
+            method_local = dataclasses.replace(local, learning_rate=learning_rates[title])
         hyperparameters: Mapping[str, Sequence[Any]] = {}
         if isinstance(tune_hyperparameters, Mapping):
+            values = tune_hyperparameters.get(title, {})
             hyperparameters = tuning.hyperparameters_to_try(
-                each, tune_hyperparameters.get(title, {}), True, tell_groups, "tune_hyperparameters"
+                method, values, True, tell_groups, "tune_hyperparameters"
             )
         elif tune_hyperparameters:
-            hyperparameters = tuning.papers_hyperparameters(each, tell_groups)
-        found[title] = Entry(title, each, own, list(tune), hyperparameters)
-    return found
+            hyperparameters = tuning.papers_hyperparameters(method, tell_groups)
+        entries[title] = Entry(title, method, method_local, list(tune), hyperparameters)
+    return entries
+
+
+def check_titles(argument: str, by_title: Mapping[str, Any], methods: Mapping[str, Any]) -> None:
+    """Raises `ArgumentError` for a title that no method of the table has."""
+    for title in by_title:
+        if title not in methods:
+            text = f"accepted: titles of methods of the table: {', '.join(methods)}"
+            raise ArgumentError(argument, text, title)
 
 
 def kept_validation(
     entries: Mapping[str, Entry], clients: Sequence[SplitData], stop: Any, keep: bool
 ) -> bool:
-    """Whether training in the table goes without validation examples although rates or hyperparameters are tuned on
-    them.
+    """Whether training in the table goes without the validation examples of the tuning.
 
     It does if the user wants it, if a method or a stop rule reads them, and if they are other clients' examples.
     """
-    read = any(entry.method.info.validates for entry in entries.values())
-    shuffled = any(each.clients.target is not None for each in clients)
-    return keep or read or stop is not None or shuffled
+    is_read = any(entry.method.info.validates for entry in entries.values())
+    is_shuffled = any(split.clients.target is not None for split in clients)
+    return keep or is_read or stop is not None or is_shuffled
 
 
 def tuning_seeds(seeds: Sequence[int], tune_seeds: Sequence[int]) -> list[int]:
-    """Seeds of tuning: those that are given, or as many as the table has, at most three, from 1000 on.
+    """Seeds of tuning: `tune_seeds`, or as many as the table has, at most three, from 1000 on.
 
     Raises:
         ArgumentError: if one is a seed of the table.
     """
     if not tune_seeds:
-        free = (seed for seed in itertools.count(tuning.SEEDS[0]) if seed not in seeds)
-        return list(itertools.islice(free, min(len(seeds), len(tuning.SEEDS))))
+        others = (seed for seed in itertools.count(tuning.SEEDS[0]) if seed not in seeds)
+        num = min(len(seeds), len(tuning.SEEDS))
+        return list(itertools.islice(others, num))
     if set(tune_seeds) & set(seeds):
         text = f"accepted: other seeds than those of the table, {', '.join(map(str, seeds))}"
         raise ArgumentError("tune_seeds", text, ",".join(map(str, tune_seeds)))
@@ -485,48 +525,46 @@ def tuning_seeds(seeds: Sequence[int], tune_seeds: Sequence[int]) -> list[int]:
 def check_target(target: float | None, clock: Any, score: str) -> None:
     """Raises `ArgumentError` for a target that no column would show, or that no score can reach."""
     if target is not None and clock is None:
-        raise ArgumentError(
-            "target",
-            "accepted with a clock, which simulates the seconds until it is reached",
-            target,
-        )
+        text = "accepted with a clock, which simulates the seconds until it is reached"
+        raise ArgumentError("target", text, target)
     if target is not None and is_percent(score) and not 0 <= target <= 1:
         raise ArgumentError("target", "accepted: 0 to 1, as accuracies are", target)
 
 
 def share_of(cells: str) -> tuple[int, int]:
     """Returns "i/n" as (i - 1, n); (0, 1) for "", all cells."""
-    found = re.fullmatch(r"(\d+)/(\d+)", cells or "1/1")
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r"(\d+)/(\d+)", cells or "1/1")
+    number, num = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= number <= num:
         raise ArgumentError("cells", "accepted: i/n with i from 1 to n, such as 1/4", cells)
-    return int(found[1]) - 1, int(found[2])
+    return number - 1, num
 
 
 def check_folder(out: Path, folders: Sequence[Path], titles: Sequence[str], rerun: Rerun) -> None:
     """Raises `ArgumentError` if a folder has a table of methods or trials that the new one would not have."""
     files.check_writable(out)
-    lost = [
-        folder.relative_to(out).as_posix() for folder in planned.read(out) if folder not in folders
-    ]
+    lost = []
+    for folder in planned.read(out):
+        if folder not in folders:
+            lost.append(folder.relative_to(out).as_posix())
+
+    # A folder without a plan has something else, or a table of an earlier version.
     if not (out / planned.NAME).exists():
-        strange = [
-            name for name in ("config.json", "table.csv", "table.md") if (out / name).exists()
-        ]
-        if strange and not (out / "table.json").exists():
-            raise ArgumentError(
-                "out",
-                f"contains {strange[0]} of something else; choose an empty or new folder",
-                out,
-            )
-    if not (out / planned.NAME).exists() and (out / "table.json").exists():
-        with contextlib.suppress(Exception):  # a damaged file can make its reader raise anything
-            rows = former.read_table(out / "table.json")
-            lost = [row["method"] for row in rows if row["method"] not in titles]
+        if (out / "table.json").exists():
+            # A damaged file can make its reader raise anything.
+            with contextlib.suppress(Exception):
+                rows = former.read_table(out / "table.json")
+                lost = [row["method"] for row in rows if row["method"] not in titles]
+        else:
+            for name in ("config.json", "table.csv", "table.md"):
+                if (out / name).exists():
+                    text = f"contains {name} of something else; choose an empty or new folder"
+                    raise ArgumentError("out", text, out)
+
     if lost and rerun == "never":
         text = f"has a table with other runs, such as {lost[0]}, which the new one lacks"
-        raise ArgumentError(
-            "out", f"{text}; accepted: a new folder, or `rerun=changed` to replace the table", out
-        )
+        accepted = "accepted: a new folder, or `rerun=changed` to replace the table"
+        raise ArgumentError("out", f"{text}; {accepted}", out)
 
 
 @with_former_say
@@ -562,7 +600,7 @@ def compare(
 ) -> Table:
     """Trains several methods on the same clients, splits and seeds. Returns the table.
 
-    A method that fails, such as by a loss that is not finite, has a row that says why. The other rows are complete.
+    The row of a method that fails, such as by a loss that is not finite, says why. The other rows are complete.
 
     Args:
         methods: Methods with their hyperparameters, or names of methods with their default hyperparameters, or what
@@ -611,6 +649,17 @@ def compare(
     Raises:
         ArgumentError: if an argument is not accepted, or `out` has other runs; before anything is trained.
         RunError: if some cells are other processes' share and not finished.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
+        >>> model = pfl.models.MLP(hidden=(4,))
+        >>> methods = [pfl.FedAvg(), pfl.Local()]
+        >>> table = pfl.compare(methods, clients, model, rounds=2, seeds=[0, 1], reference="local")
+        >>> [row["method"] for row in table.rows]
+        ['fedavg', 'local']
+        >>> table.rows[0]["runs"]
+        2
     """
     folder = None if out is None else Path(out)
     schedule = Schedule(**{name: options.pop(name) for name in Schedule._fields if name in options})
@@ -637,7 +686,7 @@ def compare(
         **options,
     )
     names = {title: entry.method.info.name for title, entry in comparison.entries.items()}
-    reference = found_reference(reference, names)
+    reference = find_reference(reference, names)
     check_target(target, options.get("clock"), comparison.about["score"])
     folders = comparison.folders
     if folder is not None:
@@ -650,28 +699,31 @@ def compare(
         ready()
 
     results = comparison.train()
-    failures = {
-        title: each.failure.reason for title, each in results.items() if each.failure is not None
-    }
-    missing = sum(each.cells.count(None) for each in results.values())
-    if missing:
-        text = f"unfinished runs of other processes: {missing}; the process that finishes last writes the table"
+    failures = {}
+    cells_by_title = {}
+    entries = {}
+    num_missing = 0
+    for title, result in results.items():
+        if result.failure is not None:
+            failures[title] = result.failure.reason
+        cells_by_title[title] = [cell for cell in result.cells if cell]
+        entries[title] = result.entries
+        num_missing += result.cells.count(None)
+    if num_missing:
+        text = f"unfinished runs of other processes: {num_missing}; the process that finishes last writes the table"
         if failures:
-            raise RunError(
-                "; ".join(
-                    [*(f"{title} failed: {reason}" for title, reason in failures.items()), text]
-                )
-            )
+            reasons = [f"{title} failed: {reason}" for title, reason in failures.items()]
+            raise RunError("; ".join([*reasons, text]))
         raise Unfinished(text)
 
     table = table_of(
-        {title: [cell for cell in each.cells if cell] for title, each in results.items()},
+        cells_by_title,
         comparison.about,
         reference,
         comparison.trials,
         target,
         failures=failures,
-        chosen={title: each.entries for title, each in results.items()},
+        chosen=entries,
         one_split=comparison.one_split,
     )
     if folder is not None:
@@ -702,11 +754,20 @@ def arranged(
     config: Config | None = None,
     **options: Any,
 ) -> Comparison:
-    """Makes the comparison that `compare` describes, whose arguments these are; `study` says how cells are trained."""
-    found = {name: kind() for name, kind in METHODS.items()} if methods == ALL else titled(methods)
+    """Returns the comparison, before training.
+
+    Args:
+        methods, clients, model, local, seeds, splits: As in `compare`, like all others but these.
+        study: How cells are trained.
+        share: (i, n): this process trains every n-th cell from number i on.
+    """
+    if methods == ALL:
+        by_title = {name: method_class() for name, method_class in METHODS.items()}
+    else:
+        by_title = titled(methods)
     tell_groups = options.get("tell_groups", False)
     entries = entries_of(
-        found,
+        by_title,
         local or LocalTraining(),
         learning_rates or {},
         tune,
@@ -714,31 +775,33 @@ def arranged(
         tell_groups,
     )
 
-    # Each seed has a split of its own, unless splits are given or all have the same clients.
+    # Each seed has another split, unless `splits` has them or all have the same clients.
     check_splits(clients, splits)
     one_split = isinstance(clients, Federation)
     trials = trials_of(list(seeds), splits)
-    own_splits = None if one_split else list(seeds)
-    tuning_trials = tuning.trials_on(tuning_seeds(list(seeds), tune_seeds), splits, own_splits)
+    splits_of_seeds = None if one_split else list(seeds)
+    seeds_to_tune = tuning_seeds(list(seeds), tune_seeds)
+    tuning_trials = tuning.trials_on(seeds_to_tune, splits, splits_of_seeds)
 
     # Rates and hyperparameters are chosen on validation examples, which training in the table then has back.
     searches = any(entry.searches for entry in entries.values())
     is_tuned = searches or any(entry.tuning for entry in entries.values())
-    data_of = data_of_trials(clients, [*trials, *(tuning_trials if searches else [])], unseen)
-    to_tune_on = data_to_tune_on(data_of, tuning_trials, trials) if searches else {}
-    distinct = {id(each): each for each in data_of.values()}
+    all_trials = [*trials, *tuning_trials] if searches else trials
+    data_by_trial = data_of_trials(clients, all_trials, unseen)
+    to_tune_on = data_to_tune_on(data_by_trial, tuning_trials, trials) if searches else {}
+    distinct = {id(split): split for split in data_by_trial.values()}
     in_table = dict(distinct)
 
     def run_of(entry: Entry, point: Point, trial: Trial, for_tuning: bool) -> Run:
         method, local_training = point.applied(entry.method, entry.local)
-        of_split = to_tune_on[trial] if for_tuning else in_table[id(data_of[trial])]
+        split = to_tune_on[trial] if for_tuning else in_table[id(data_by_trial[trial])]
         return Run(
             method,
-            of_split.clients,
+            split.clients,
             model,
             local_training,
             seed=trial.seed,
-            unseen=of_split.unseen,
+            unseen=split.unseen,
             config=None if config is None else config(entry.title, trial, point.values),
             **options,
         )
@@ -750,17 +813,35 @@ def arranged(
 
         entries = {title: entries[title] for title in fitting(list(entries), first_run)}
 
-    check_tunings(
-        entries, [each for trial in trials for each in data_of[trial] if each is not None], seeds
-    )
-    held_out = is_tuned and any(each.clients.validation.size.sum() for each in distinct.values())
-    kept = kept_validation(entries, list(distinct.values()), options.get("stop"), keep_validation)
-    if held_out and not kept:
-        in_table.update({key: each.with_validation_returned() for key, each in distinct.items()})
-    clients_of_first = data_of[trials[0]].clients
-    task = clients_of_first.task
+    tested = []
+    for trial in trials:
+        tested += [federation for federation in data_by_trial[trial] if federation is not None]
+    check_tunings(entries, tested, seeds)
+
+    # Training gets the validation examples back after tuning, unless something reads them.
+    splits_of_data = list(distinct.values())
+    has_validation = any(split.clients.validation.size.sum() for split in splits_of_data)
+    validation = ""
+    if is_tuned and has_validation:
+        is_kept = kept_validation(entries, splits_of_data, options.get("stop"), keep_validation)
+        validation = "kept" if is_kept else "returned"
+    if validation == "returned":
+        for key, split in distinct.items():
+            in_table[key] = split.with_validation_returned()
+
+    # Entries of all runs' summaries.
+    first_clients = data_by_trial[trials[0]].clients
+    task = first_clients.task
     metrics = measures.named(options.get("metrics"), RESERVED, task)
-    chosen = measures.scored(options.get("score"), metrics, RESERVED, task)
+    scored = measures.scored(options.get("score"), metrics, RESERVED, task)
+    about = {
+        "dataset": first_clients.name,
+        "num_clients": first_clients.num_clients,
+        "task": task,
+        "score": scored.name,
+        "lower_is_better": [] if scored.higher_is_better else [scored.name],
+        "rounds": study.rounds,
+    }
     return Comparison(
         entries,
         trials,
@@ -772,15 +853,8 @@ def arranged(
         widen=tune_widen,
         tracker=tracker,
         one_split=one_split,
-        validation=("kept" if kept else "returned") if held_out else "",
-        about={
-            "dataset": clients_of_first.name,
-            "num_clients": clients_of_first.num_clients,
-            "task": task,
-            "score": chosen.name,
-            "lower_is_better": [] if chosen.higher_is_better else [chosen.name],
-            "rounds": study.rounds,
-        },
+        validation=validation,
+        about=about,
     )
 
 
@@ -795,32 +869,33 @@ def check_tunings(
     tunings = {title: entry.tuning for title, entry in entries.items() if entry.tuning is not None}
     if not tunings:
         return
-    tested = data.distinct_codes({id(each): each for each in clients}.values(), "test")
+    distinct = {id(federation): federation for federation in clients}
+    tested = data.distinct_codes(distinct.values(), "test")
     for title, tuned in tunings.items():
         if set(tuned.seeds) & set(seeds):
-            text = f"{title} was tuned with seeds {', '.join(map(str, tuned.seeds))}; accepted: other seeds than those"
+            tuned_seeds = ", ".join(map(str, tuned.seeds))
+            text = f"{title} was tuned with seeds {tuned_seeds}; accepted: other seeds than those"
             raise ArgumentError("seeds", text, ",".join(map(str, seeds)))
         leaked = np.isin(tuned.chosen_on, tested)
         if leaked.any():
             text = f"{title} was tuned on {leaked.sum()} examples on which this table tests"
-            raise ArgumentError(
-                "methods", f"{text}; accepted: `tune=`, or a tuning on the splits of the table"
-            )
+            accepted = "accepted: `tune=`, or a tuning on the splits of the table"
+            raise ArgumentError("methods", f"{text}; {accepted}")
 
 
 def fitting(titles: Sequence[str], make: Callable[[str], Run]) -> list[str]:
-    """The methods that the data and the other arguments are for; says which are left out, and why."""
-    found = []
+    """The methods that the data and the other arguments are for; logs which are left out, and why."""
+    accepted_titles = []
     for title in titles:
         try:
             make(title)
         except ArgumentError as error:
-            if (
-                error.argument != "method" and not error.owner
-            ):  # the owner of a hyperparameter is a method
+            # An error's owner is the method of a hyperparameter.
+            if error.argument != "method" and not error.owner:
                 raise
-            hyperparameter_of = "" if error.argument == "method" else f"{error.argument}: "
-            logger.info(f"  left out: {title}: {hyperparameter_of}{error.text.split(';')[0]}")
+            hyperparameter_name = "" if error.argument == "method" else f"{error.argument}: "
+            reason, _, _ = error.text.partition(";")
+            logger.info(f"  left out: {title}: {hyperparameter_name}{reason}")
         else:
-            found.append(title)
-    return found
+            accepted_titles.append(title)
+    return accepted_titles

@@ -1,4 +1,4 @@
-"""Estimates what a run needs on devices that are not here."""
+"""Estimates of the memory and time that a run needs on devices that you do not have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def estimate(
     rounds: Rounds = 150,
     seconds: Annotated[float, hyperparameter(above=0)] = 100.0,
 ) -> Estimate:
-    """Compiles a run for TPUs or GPUs that are not here, with every plan and exchange. Trains and allocates nothing.
+    """Estimates memory and time of a run on TPUs or GPUs that you do not have, for every plan and exchange.
+
+    Compiles the run for the target. Trains and allocates nothing.
 
     Args:
         run: The run.
@@ -29,7 +31,18 @@ def estimate(
         rounds: Number of rounds that hours are for.
         seconds: Time after which no further program is compiled.
 
+    Returns:
+        The estimate, with a row per plan and exchange.
+
     Raises:
         ArgumentError: if there is no such target, or its compiler is not installed.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
+        >>> run = pfl.Run(pfl.Local(), clients, pfl.models.MLP(hidden=(4,)))
+        >>> estimate = pfl.estimate(run, "tpu:v5e:1x1", rounds=100)  # doctest: +SKIP
+        >>> estimate.recommended  # doctest: +SKIP
+        {'plan': 'vmap'}
     """
     return estimate_for(run.experiment.with_rounds(rounds), targets.find(target), seconds)

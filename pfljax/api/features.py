@@ -34,16 +34,16 @@ class Features(NamedTuple):
     Attributes:
         inputs: Shape and type of an example, or of each array in it.
         compute: Inputs (n, *features) -> features (n, ...), float32.
-        said: A line for the plan.
+        line: A line for the plan.
     """
 
     inputs: PyTree
     compute: Callable[[PyTree], np.ndarray]
-    said: str
+    line: str
 
 
 def with_features(experiment: Experiment, wanted: bool) -> Experiment:
-    """The run on the features of its clients' examples, where its network has any and `wanted`; else as it is."""
+    """Returns the run on the features of its clients' examples, if `wanted`; as it is if its network has none."""
     model = experiment.problem.model
     local = experiment.local
     if model.frozen is None:
@@ -97,7 +97,7 @@ def cut(experiment: Experiment) -> tuple[Tail, Features] | str:
 
 
 def computing(model: Model, network: Tail) -> Callable[[PyTree], np.ndarray]:
-    """Inputs (n, *features) -> features (n, ...), a few examples at a time."""
+    """Returns a function of inputs (n, *features) to features (n, ...), which takes a few examples at a time."""
 
     def run(frozen: PyTree, x: PyTree) -> Any:
         with use_frozen(network.full, frozen):
@@ -138,8 +138,8 @@ class Pool:
     def __len__(self) -> int:
         return len(self.examples.pool)
 
-    def __getitem__(self, part: slice) -> np.ndarray:
-        return self.examples.rows(np.arange(len(self))[part])
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return self.examples.rows(np.arange(len(self))[rows])
 
 
 def with_computed(
@@ -147,7 +147,7 @@ def with_computed(
 ) -> Federation:
     """The clients with features in place of inputs; `stacks` keeps those of pools that several splits share."""
 
-    def of_split(split: Split) -> Split:
+    def compute_split(split: Split) -> Split:
         leaves = jax.tree.leaves(split.x, is_leaf=is_pooled)
         if share_a_pool(leaves):
             pool = leaves[0].pool
@@ -164,8 +164,8 @@ def with_computed(
         padded[real] = features
         return split._replace(x=padded)
 
-    parts = {name: of_split(getattr(federation, name)) for name in SPLITS}
-    return dataclasses.replace(federation, **parts, tokens=False)
+    splits = {name: compute_split(getattr(federation, name)) for name in SPLITS}
+    return dataclasses.replace(federation, **splits, tokens=False)
 
 
 def share_a_pool(leaves: Sequence[Any]) -> bool:
@@ -176,11 +176,11 @@ def share_a_pool(leaves: Sequence[Any]) -> bool:
 
 
 def with_placeholders(federation: Federation, shape: tuple[int, ...]) -> Federation:
-    """The clients with zeros (*shape) in place of the features of examples that are not here."""
+    """The clients with zeros (*shape) in place of the features of missing examples."""
 
-    def of_split(split: Split) -> Split:
+    def with_zeros(split: Split) -> Split:
         index = np.zeros(split.y.shape[:2], np.int32)
         return split._replace(x=Pooled(np.zeros((1, *shape), FLOAT32), index))
 
-    parts = {name: of_split(getattr(federation, name)) for name in SPLITS}
-    return dataclasses.replace(federation, **parts, tokens=False)
+    splits = {name: with_zeros(getattr(federation, name)) for name in SPLITS}
+    return dataclasses.replace(federation, **splits, tokens=False)

@@ -24,7 +24,7 @@ from pfljax.settings import recorded
 from pfljax.settings.fields import checked, hyperparameter
 from pfljax.training.outcome import saved_outcome
 
-OF_COMMANDS = "pfljax.cli.again"  # imported only for runs of a command
+COMMANDS = "pfljax.cli.again"  # imported only for runs of a command
 OPTIONS = ("seed", "participation", "fine_tune_epochs", "eval_clients", "never_trained")
 OPTIONS += ("server", "attack", "compression", "faults", "client_privacy", "clock")
 NOT_RECORDED = "cannot be made again from config.json"
@@ -60,8 +60,8 @@ class Folder(NamedTuple):
         return "flags" in self.config
 
 
-class Parts(NamedTuple):
-    """Parts of a run that are passed to `load`; None: those in config.json."""
+class PassedParts(NamedTuple):
+    """The arguments of `load` that replace what config.json describes; None: as in config.json."""
 
     method: Any = None
     model: Any = None
@@ -70,8 +70,8 @@ class Parts(NamedTuple):
 
     @property
     def passed(self) -> dict[str, Any]:
-        """Those that are passed, by name."""
-        return {name: part for name, part in self._asdict().items() if part is not None}
+        """The arguments that are passed, by name."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 class Training(NamedTuple):
@@ -80,7 +80,7 @@ class Training(NamedTuple):
     Attributes:
         clients: The training clients, with their examples or with placeholders.
         unseen: Clients held out of training; None: none, or unknown.
-        missing: Why the examples are not here; None: they are.
+        missing: Why the examples are missing; None: they are present.
     """
 
     clients: Federation
@@ -140,7 +140,7 @@ def load(
         4
     """
     folder = read_folder(Path(path))
-    parts = Parts(method, model, clients, local)
+    arguments = PassedParts(method, model, clients, local)
     if unseen is not None and clients is None:
         raise ArgumentError("unseen", "accepted with the clients that it belongs to, clients=...")
     try:
@@ -148,10 +148,10 @@ def load(
     except (OSError, KeyError, ValueError) as error:
         raise ArgumentError("path", f"its files are damaged ({error})", path) from error
     try:
-        predictor = load_predictor(folder, parts, unseen)
+        predictor = load_predictor(folder, arguments, unseen)
     except ArgumentError as error:
-        # What is missing is told when it is needed.
-        if error.argument.partition(".")[0] in ("path", "unseen", *parts.passed):
+        # An error says what is missing when it is needed.
+        if error.argument.partition(".")[0] in ("path", "unseen", *arguments.passed):
             raise
         predictor = error
     known = None if folder.clients is None else folder.clients.federation
@@ -159,7 +159,7 @@ def load(
 
 
 def read_folder(out: Path) -> Folder:
-    """Reads what a folder says of its run. Raises `ArgumentError` if it has no finished run."""
+    """Reads the records of a run's folder. Raises `ArgumentError` if it has no finished run."""
     try:
         config = files.read_json(out / "config.json")
         summary = former.read_summary(out / "summary.json")
@@ -177,12 +177,14 @@ def read_folder(out: Path) -> Folder:
     return Folder(out, config, summary, recorded_clients.read(out))
 
 
-def load_predictor(folder: Folder, parts: Parts, unseen: Federation | float | None) -> Predictor:
+def load_predictor(
+    folder: Folder, arguments: PassedParts, unseen: Federation | float | None
+) -> Predictor:
     """Makes a run again, with its trained models.
 
     Args:
         folder: The run's folder.
-        parts: Parts of the run, instead of those in config.json.
+        arguments: Parts of the run, instead of those in config.json.
         unseen: See `load`.
 
     Raises:
@@ -194,13 +196,13 @@ def load_predictor(folder: Folder, parts: Parts, unseen: Federation | float | No
     rounds = folder.summary["rounds"]
     done = folder.summary["last"]["round"]
     try:
-        training = training_clients(folder, parts.clients, unseen)
+        training = training_clients(folder, arguments.clients, unseen)
         if folder.is_of_command:
-            again = importlib.import_module(OF_COMMANDS)
+            again = importlib.import_module(COMMANDS)
             clients = (training.clients, training.unseen)
-            run = again.run(folder.config, folder.client_store, clients, parts.passed)
+            run = again.run(folder.config, folder.client_store, clients, arguments.passed)
         else:
-            run = run_again(folder, training, parts)
+            run = run_again(folder, training, arguments)
         planned = folder.config.get("program", {}).get("planned_rounds")
         experiment = dataclasses.replace(run.experiment, planned_rounds=planned)
         run.experiment = experiment.with_rounds(rounds)
@@ -255,11 +257,11 @@ def clients_again(folder: Folder) -> Training:
     """Makes clients again that config.json describes. Raises `ArgumentError` if that is not possible."""
     try:
         if folder.is_of_command:
-            again = importlib.import_module(OF_COMMANDS)
+            again = importlib.import_module(COMMANDS)
             return Training(*again.clients(folder.config))
-        parts = folder.config.get("parts", {})
-        if "clients" in parts:
-            return Training(datasets.made_again(parts["clients"]))
+        records = folder.config.get("parts", {})
+        if "clients" in records:
+            return Training(datasets.made_again(records["clients"]))
     except (ArgumentError, OSError) as error:
         text = f"cannot be made again ({error}); {recorded.hand_over('clients')}"
         raise ArgumentError("clients", text) from error
@@ -279,27 +281,31 @@ def not_of_the_run(part: str, difference: str) -> ArgumentError:
     return ArgumentError(part, f"{text}; {recorded.hand_over(part)}")
 
 
-def run_again(folder: Folder, training: Training, parts: Parts) -> Run:
-    """Makes a run of the Python API again, from its config.json and the parts that are passed."""
+def run_again(folder: Folder, training: Training, arguments: PassedParts) -> Run:
+    """Makes a run of the Python API again, from its config.json and the arguments that replace parts of it."""
     records = folder.config.get("parts", {})
 
-    def part(name: str) -> Any:
-        if name in parts.passed:
-            return parts.passed[name]
+    def passed_or_recorded(name: str) -> Any:
+        if name in arguments.passed:
+            return arguments.passed[name]
         if name not in records:
             raise ArgumentError(name, f"{NOT_RECORDED}; {recorded.hand_over(name)}")
         return recorded.restored(records[name], name)
 
-    has_own_loss = "local.loss" in folder.config.get("settings", {})
-    if parts.local is None and has_own_loss and "local.loss" not in records:
-        text = f"{NOT_RECORDED}; {recorded.hand_over('local.loss')}"
-        raise ArgumentError("local.loss", text)
+    local = arguments.local
+    if local is None:
+        has_own_loss = "local.loss" in folder.config.get("settings", {})
+        if has_own_loss and "local.loss" not in records:
+            text = f"{NOT_RECORDED}; {recorded.hand_over('local.loss')}"
+            raise ArgumentError("local.loss", text)
     options = {name: recorded.restored(records[name], name) for name in OPTIONS if name in records}
+    method = passed_or_recorded("method")
+    model = passed_or_recorded("model")
     return Run(
-        part("method"),
+        method,
         training.clients,
-        part("model"),
-        parts.local or local_again(records, folder.client_store),
+        model,
+        local or local_again(records, folder.client_store),
         **options,
         unseen=training.unseen,
         execution=Execution(client_store=folder.client_store),
@@ -312,18 +318,26 @@ def as_trained(config: Mapping[str, Any], clients: Federation) -> Federation:
     return return_validation(clients) if returned else clients
 
 
-def local_again(parts: dict[str, Any], client_store: str) -> LocalTraining:
+def local_again(records: Mapping[str, Any], client_store: str) -> LocalTraining:
     """Makes local training again; without an optimizer or a schedule that was not recorded, it cannot train."""
-    records = {name.removeprefix("local."): name for name in parts if name.startswith("local.")}
-    fields = {field: recorded.restored(parts[name], name) for field, name in records.items()}
-    if not {"optimizer", "schedule"} <= fields.keys():
-        if client_store == "disk":  # the clients' rows in the files contain its state
-            cannot_train()
-        missing = optax.GradientTransformation(no_state, cannot_train)
-        fields["schedule"] = None
-        fields["optimizer"] = missing
-        if fields.get("learning_rate") is not None:
-            fields["optimizer"] = lambda learning_rate: missing
+    fields = {}
+    for name, record in records.items():
+        if name.startswith("local."):
+            fields[name.removeprefix("local.")] = recorded.restored(record, name)
+    if {"optimizer", "schedule"} <= fields.keys():
+        return LocalTraining(**fields)
+
+    if client_store == "disk":  # the clients' rows in the files contain its state
+        cannot_train()
+    missing = optax.GradientTransformation(no_state, cannot_train)
+
+    def missing_at_rate(learning_rate: Any) -> optax.GradientTransformation:
+        del learning_rate
+        return missing
+
+    has_rate = fields.get("learning_rate") is not None
+    fields["optimizer"] = missing_at_rate if has_rate else missing
+    fields["schedule"] = None
     return LocalTraining(**fields)
 
 
@@ -353,14 +367,14 @@ def check_same(folder: Folder, run: Run) -> None:
         digests = f"digest {before.get('unseen')}, now {now['unseen']}"
         raise not_of_the_run("unseen", digests)
 
-    parts_of = {"model": [fingerprint.MODEL], "method": list(fingerprint.PREDICTS)}
-    for argument, parts in parts_of.items():
+    parts_of_argument = {"model": [fingerprint.MODEL], "method": list(fingerprint.PREDICTS)}
+    for argument, names in parts_of_argument.items():
         try:
-            program = fingerprint.program(run.experiment, parts)
+            program = fingerprint.program(run.experiment, names)
         # predictions train, with an optimizer that was not recorded: `predict` says so
         except ArgumentError:
             continue
-        changed = fingerprint.differences(folder.config.get("program", {}), program, parts)
+        changed = fingerprint.differences(folder.config.get("program", {}), program, names)
         if changed:
             text = f"is not the run's: {', '.join(changed)} changed"
             raise ArgumentError(argument, f"{text}; {recorded.hand_over(argument)}")

@@ -32,22 +32,31 @@ from pfljax.training import compiling
 from pfljax.training.compiling import Dispatch
 
 MEASURES = (
-    *("parameters", "clients_per_round", "chunk", "rounds", "compile_seconds"),
-    *("seconds_per_round", "fastest_round", "slowest_round", "seconds_again"),
-    *(
-        "client_updates_per_second",
-        "argument_bytes",
-        "output_bytes",
-        "temporary_bytes",
-        "peak_device_bytes",
-    ),
-    *("peak_resident_bytes", "disk_bytes", "bytes_down", "bytes_up"),
+    "parameters",
+    "clients_per_round",
+    "chunk",
+    "rounds",
+    "compile_seconds",
+    "seconds_per_round",
+    "fastest_round",
+    "slowest_round",
+    "seconds_again",
+    "client_updates_per_second",
+    "argument_bytes",
+    "output_bytes",
+    "temporary_bytes",
+    "peak_device_bytes",
+    "peak_resident_bytes",
+    "disk_bytes",
+    "bytes_down",
+    "bytes_up",
 )
+SPLITS = ("train", "validation", "test")
 
 
 def like_one(
     method: Any,
-    one: Federation,
+    example: Federation,
     model: Any,
     local: LocalTraining,
     plan: tuple[str, int, int, Peers, int],
@@ -59,24 +68,21 @@ def like_one(
 
     Args:
         method, model, local, client_store: As in `Run`.
-        one: A federation of one client.
+        example: A federation of one client.
         plan: The arguments of `make_plan`.
         num_clients: K.
         cohort_size: S.
     """
     mapped = make_plan(*plan)
 
-    def shape(leaf):
+    def shape(leaf: Any) -> jax.ShapeDtypeStruct:
         leaf = jax.ShapeDtypeStruct((num_clients, *leaf.shape[1:]), leaf.dtype)
-        return jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=mapped.sharding(leaf, by_rows=True)
-        )
+        sharding = mapped.sharding(leaf, by_rows=True)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    splits = {
-        name: tree.map_rows(shape, getattr(one, name)) for name in ("train", "validation", "test")
-    }
-    shapes = dataclasses.replace(one, **splits, group=np.zeros(0, np.int32))
-    problem = make_problem(one, model, local, 1.0, mapped)
+    splits = {name: tree.map_rows(shape, getattr(example, name)) for name in SPLITS}
+    shapes = dataclasses.replace(example, **splits, group=np.zeros(0, np.int32))
+    problem = make_problem(example, model, local, 1.0, mapped)
     problem = problem._replace(num_clients=num_clients, cohort_size=cohort_size)
     return fingerprint.identified(Experiment(method, problem, shapes, client_store=client_store))
 
@@ -99,7 +105,7 @@ def dispatcher(
     """
     key = jax.random.key(0)
 
-    def key_for(purpose):
+    def key_for(purpose: int) -> Any:
         return experiment.keys(key, key) if purpose else key
 
     if trace:
@@ -108,10 +114,10 @@ def dispatcher(
     return compiling.dispatcher(rounds, key_for, clients, period)
 
 
-def on_a_device(stacked) -> int:
+def on_a_device(stacked: Any) -> int:
     """Returns the bytes that shapes with shardings take on one device."""
 
-    def local(leaf):
+    def local(leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
 
     return tree.num_bytes(jax.tree.map(local, stacked))
@@ -121,10 +127,9 @@ def check_fit(need: int, what: str, limit: int | None = None) -> None:
     """Raises `RunError` if `what` needs more bytes than a run may plan with; by default, in the host's memory."""
     limit = memory.host_free() if limit is None else limit
     if need > memory.SHARE * limit:
-        has = f"{memory.readable(int(memory.SHARE * limit))} (of {memory.readable(limit)})"
-        raise RunError(
-            f"out of memory: {what}: needs {memory.readable(need)}, but only {has} is available"
-        )
+        available = memory.readable(int(memory.SHARE * limit))
+        text = f"needs {memory.readable(need)}, but only {available} (of {memory.readable(limit)})"
+        raise RunError(f"out of memory: {what}: {text} is available")
 
 
 def check_state(experiment: Experiment) -> int:
@@ -150,9 +155,8 @@ def check_state(experiment: Experiment) -> int:
     state = compiled.shaped(state, compiled.state_shardings(plan, state))
     check_fit(copy, "data on the host")
     copy = copy // len(jax.local_devices()) if plan.device.platform == "cpu" else 0
-    check_fit(
-        on_a_device((state, clients)) + copy, "state and data on a device", memory.device_limit()
-    )
+    need = on_a_device((state, clients)) + copy
+    check_fit(need, "state and data on a device", memory.device_limit())
     return copy
 
 
@@ -187,10 +191,10 @@ def measure(
         rounds = compiling.compile_to_fit(experiment, experiment.federation.client_data, 1)
         clients = data()
         if store.on_devices:
-            need = max(rounds.making.total if rounds.making else 0, rounds.memory.total) + copy
-            check_fit(
-                need, "initializing the state, or a round, on a device", memory.device_limit()
-            )
+            initializing = rounds.making.total if rounds.making else 0
+            need = max(initializing, rounds.memory.total) + copy
+            what = "initializing the state, or a round, on a device"
+            check_fit(need, what, memory.device_limit())
             clients = pools.place(rounds.plan, clients, problem.num_clients)
         dispatch = dispatcher(experiment, rounds, clients, trace, period=num_rounds)
         dispatch()  # warm-up
@@ -226,7 +230,7 @@ def measure(
 class PeakResident:
     """Peak resident memory of this process from now on, including what earlier runs left in memory."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         try:
             Path("/proc/self/clear_refs").write_text("5")  # resets the peak on Linux
             self.before = 0
@@ -240,6 +244,7 @@ class PeakResident:
 
     @staticmethod
     def _peak() -> int:
+        """The peak in bytes, of the process's whole life or since it was reset."""
         try:
             lines = Path("/proc/self/status").read_text().splitlines()
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))

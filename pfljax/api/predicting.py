@@ -39,7 +39,7 @@ class Predictor:
     Attributes:
         experiment: The run.
         outcome: What training has left.
-        missing: Why the clients' examples are not here; None: they are.
+        missing: Why the clients' examples are missing; None: they are present.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class Predictor:
         self.missing = missing
 
     def predict(self, x: Any, clients: Sequence[int]) -> np.ndarray:
-        """Returns the predictions of clients (n, B, ...) for x (B, *features), as users have it.
+        """Returns the predictions of clients (n, B, ...) for x (B, *features) as users pass it.
 
         Raises:
-            ArgumentError: if x is not accepted, or the clients need their examples to predict, which are not here.
+            ArgumentError: if x is not accepted, or the clients need their examples to predict, which are missing.
         """
         inputs = self._inputs(x)
         problem = self.experiment.problem._replace(plan=self.outcome.plan)
@@ -127,21 +127,22 @@ class Predictor:
         return problem.groups.models[group], mixed.algorithms[group], unpacked
 
     def _check_examples(self) -> None:
-        """Raises `ArgumentError` if clients need their examples to predict, which are not here."""
+        """Raises `ArgumentError` if clients need their examples to predict, which are missing."""
         if self.missing is None or not self._reads_examples:
             return
-        text = f"{self.experiment.name} reads their examples before it predicts; they"
-        raise ArgumentError("clients", f"{text} {self.missing.text}") from self.missing
+        text = f"{self.experiment.name} reads their examples before it predicts"
+        raise ArgumentError("clients", f"{text}; they {self.missing.text}") from self.missing
 
     @functools.cached_property
     def _reads_examples(self) -> bool:
+        """Whether clients need their examples to predict."""
         return reads_examples(self.experiment)
 
     def _inputs(self, x: Any) -> PyTree:
-        """Examples as users have them, checked and as the network takes them."""
+        """Checks x as users pass it. Returns the network's inputs."""
         federation = self.experiment.federation
         inputs = self.experiment.inputs
-        expected = jax.tree.map(lambda leaf: f"(B, {', '.join(map(str, leaf.shape))})", inputs)
+        expected = jax.tree.map(expected_shape, inputs)
         if any(map(np.ma.is_masked, jax.tree.leaves(x))):
             text = "has masked entries; accepted: numbers everywhere, such as x.filled(0)"
             raise ArgumentError("x", text)
@@ -156,6 +157,8 @@ class Predictor:
             raise ArgumentError("x", f"has shape {shapes}; accepted: {expected}")
         for leaf in jax.tree.leaves(arrays):
             check_numbers(leaf)
+
+        # The network's inputs: scaled, in its types, or their features behind frozen layers.
         if federation.scaling is None:
             jax.tree.map(check_pixels, arrays, federation.train.x)
             scaled = arrays
@@ -166,11 +169,18 @@ class Predictor:
         return features.compute(network_inputs) if features else network_inputs
 
 
+def expected_shape(leaf: Any) -> str:
+    """The shape of a batch of examples as text, such as "(B, 28, 28)"."""
+    return f"(B, {', '.join(map(str, leaf.shape))})"
+
+
 def unchanged(prediction: Prediction, _: Any) -> Prediction:
+    """The prediction as it is."""
     return prediction
 
 
 def without_inputs(prediction: Prediction, _: Any) -> Prediction:
+    """The prediction without what the method gives to `Algorithm.apply`."""
     return prediction._replace(inputs=())
 
 

@@ -64,24 +64,22 @@ class Collaboration:
             ArgumentError: if there is no such evaluation, or if only a sample of the clients is scored.
         """
         if "clients" in self.arrays:
-            raise ArgumentError(
-                "eval_clients", "a matrix needs all clients; use index and weights instead"
-            )
+            text = "a matrix needs all clients; use index and weights instead"
+            raise ArgumentError("eval_clients", text)
         num = len(self.rounds)
-        whole = isinstance(evaluation, int | np.integer) and not isinstance(evaluation, bool)
-        if not whole or not -num <= evaluation < num:
-            raise ArgumentError(
-                "evaluation", f"accepted: whole numbers, {-num} to {num - 1}", evaluation
-            )
+        is_whole = isinstance(evaluation, int | np.integer) and not isinstance(evaluation, bool)
+        if not is_whole or not -num <= evaluation < num:
+            text = f"accepted: whole numbers, {-num} to {num - 1}"
+            raise ArgumentError("evaluation", text, evaluation)
         index = self.index[evaluation]
         weights = self.weights[evaluation]
-        is_own = Topology(self.topology).first_is_own
-        num_models = len(index) if is_own else int(self.index.max()) + 1
+        has_client_models = Topology(self.topology).first_is_own
+        num_models = len(index) if has_client_models else int(self.index.max()) + 1
         return collaboration.dense(index, weights, num_models)
 
 
 class Scores(NamedTuple):
-    """What a run has measured.
+    """The scores of a run, with its history.
 
     Attributes:
         summary: The content of summary.json.
@@ -96,7 +94,7 @@ class Scores(NamedTuple):
     collaboration: dict[str, Any]
 
     @classmethod
-    def of_outcome(cls, outcome: Outcome) -> Scores:
+    def from_outcome(cls, outcome: Outcome) -> Scores:
         """The scores of a run that was trained in this process."""
         return cls(
             summary=outcome.summary,
@@ -122,8 +120,8 @@ class Scores(NamedTuple):
 class Result:
     """The result of training.
 
-    Scores, history and figures are always there. A result that was loaded from a folder may lack the run's model, or
-    its clients' examples; what needs them says in one line what to pass to `pfljax.load`.
+    A result always has scores, history and figures. If it was loaded from a folder, it may lack the run's model or its
+    clients' examples; whatever needs them raises an `ArgumentError` that says what to pass to `pfljax.load`.
 
     Attributes:
         out: The run's folder, or None.
@@ -147,13 +145,13 @@ class Result:
         out: Path | None = None,
         recorded: Federation | None = None,
     ):
-        """Collects what a run has left.
+        """Collects a run's scores and models.
 
         Args:
-            scores: What it has measured.
-            predictor: Its trained models; or the error that says why they are not here.
-            out: The run's folder; None: it has none.
-            recorded: What the folder records of the clients; None: nothing.
+            scores: Scores and history.
+            predictor: The trained models; or the error that says why they are missing.
+            out: The run's folder; None: no folder.
+            recorded: The clients as the folder records them; None: it does not.
         """
         self.out = out
         self._scores = scores
@@ -186,7 +184,7 @@ class Result:
 
     @property
     def clients(self) -> Federation:
-        """The training clients, with their examples as they were given.
+        """The training clients, with their examples as they were passed to `Run`.
 
         Raises:
             ArgumentError: if the run was loaded without their examples.
@@ -307,7 +305,7 @@ class Result:
         """Returns one client's predictions, or those of all clients for the same x.
 
         Args:
-            x: Examples as they were given for training, such as those of `Federation.examples`: the model scales them.
+            x: Examples as they were passed for training, such as those of `Federation.examples`: the model scales them.
                 Shape (B, *features), or a tree of such arrays; B may be 0.
             client: The client's number, 0 to K - 1, or its name; None: all clients.
 
@@ -416,6 +414,7 @@ class Result:
 
     @property
     def _plots(self) -> report.Plots:
+        """The figures."""
         scores = self._scores
         return report.Plots(scores.summary, scores.rows, scores.results, scores.collaboration)
 
@@ -524,7 +523,7 @@ def frame_of(results: Mapping[str, np.ndarray], federation: Federation) -> Any:
     metrics.sort(key=lambda name: (*first_metrics, name).index(name))
 
     def repeated(values: np.ndarray) -> np.ndarray:
-        """What each client has, for each row."""
+        """Each client's value, for each row of the frame."""
         return np.tile(np.repeat(values[clients], len(splits)), len(rounds))
 
     sizes = np.stack([getattr(federation, split).size[clients] for split in splits], axis=-1)
@@ -535,6 +534,6 @@ def frame_of(results: Mapping[str, np.ndarray], federation: Federation) -> Any:
     if federation.client_names is not None:
         columns["name"] = repeated(federation.client_names)
     for metric in metrics:
-        of_splits = [results[f"{metric}_{split}"] for split in splits]
-        columns[metric] = np.stack(of_splits, axis=-1).ravel()
+        values_by_split = [results[f"{metric}_{split}"] for split in splits]
+        columns[metric] = np.stack(values_by_split, axis=-1).ravel()
     return pd.DataFrame(columns, index=index).reset_index()

@@ -91,6 +91,16 @@ class Run:
     Attributes:
         experiment: The method, clients and settings; `experiment.problem` has the model and the numbers of clients.
         clients: The training clients.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
+        >>> run = pfl.Run(pfl.Ditto(), clients, pfl.models.MLP(hidden=(4,)), seed=1)
+        >>> result = run.train(rounds=2, progress=False)
+        >>> result.per_client_accuracy.shape
+        (4,)
+        >>> run.train(rounds=1, progress=False).history[-1]["round"]  # goes on
+        3
     """
 
     _trainer: Trainer | None = None
@@ -128,7 +138,7 @@ class Run:
         execution: Execution | None = None,
         config: dict | None = None,
     ):
-        """Checks all arguments, and raises an `ArgumentError` that names what is accepted. Compiles nothing yet.
+        """Checks all arguments. Compiles nothing yet.
 
         Args:
             method: A method with its hyperparameters, such as `FedeRiCo(neighbors=3)`.
@@ -142,8 +152,7 @@ class Run:
             eval_clients: Number of clients to score, sampled uniformly; 0: all.
             never_trained: Predictions of clients that have never trained, for methods with personal models beside a
                 global one: those of the "global" model, or of the client's "initial" model.
-            tell_groups: Whether methods get the true number of groups, for hyperparameters of this kind that have
-                their default.
+            tell_groups: Whether methods get the true number of groups, unless you set it.
             metrics: Further metrics of each client's predictions, by name: see `evaluation.measures`.
             score: The score by which clients, rounds and methods are ordered: "accuracy", "loss", the name of one of
                 `metrics` or of `METRICS`, in upper or lower case, or a function as in `metrics`. The best round, the
@@ -152,60 +161,83 @@ class Run:
             planned_rounds: Number of rounds for which a method's schedules are planned. Default: those of the first
                 call of `train`. Methods that depend on it train no more rounds than these; see `train`.
             server: How the server samples cohorts and aggregates models. Default: uniformly, and by the mean.
-            attack: What the attacking clients do. Default: no attack.
-            compression: How messages are compressed. Default: not at all.
-            faults: Which clients fail, and what follows if a loss is not finite. Default: none fails, and see `Faults`.
-            clock: How long clients compute and send. Default: no time is simulated.
+            attack: Attack of some clients. Default: no attack.
+            compression: Compression of messages. Default: none.
+            faults: Client failures and handling of divergence. Default: no failures; see `Faults`.
+            clock: Simulated times of computing and sending. Default: no time is simulated.
             client_privacy: Clipping and noise for clients' whole updates. Default: neither.
-            stages: Stages of your own, which stand behind faults and before privacy and robust rules: functions
-                (problem, pipeline) -> a `stages.Stage`, or None if there is nothing to do.
+            stages: Your own stages, between faults and privacy: functions (problem, pipeline) -> `stages.Stage`, or
+                None for no stage.
             execution: Where clients' state and data are stored, and how clients are mapped to devices.
             config: Extra content for config.json. Its "settings" (default: these arguments) must agree on resuming.
+
+        Raises:
+            ArgumentError: if an argument is not accepted; the message names what is.
         """
         local = local or LocalTraining()
         execution = execution or Execution()
         cores.check_settings(compiled=execution.plan != "python")
         method, knows = tell(check_method(method), tell_groups, clients.group)
-        chosen = measures.scored(
-            score, measures.named(metrics, RESERVED, clients.task), RESERVED, clients.task
-        )
-        if isinstance(stop, Patience) and chosen.name != score_of_task(clients.task):
-            stop = stop.with_score(chosen.name, chosen.higher_is_better)
-        told = filled(server, attack, compression, faults, client_privacy) | {
+
+        # Metrics, and the score among them that `patience` follows.
+        known_metrics = measures.named(metrics, RESERVED, clients.task)
+        scored = measures.scored(score, known_metrics, RESERVED, clients.task)
+        if isinstance(stop, Patience) and scored.name != score_of_task(clients.task):
+            stop = stop.with_score(scored.name, scored.higher_is_better)
+
+        # The problem that the method is built for.
+        clients = scaled_as(model, clients)
+        self.clients = clients
+        local = with_class_weights(local, clients)
+        client_privacy = client_privacy or ClientPrivacy()
+        plan = execution.make_plan()
+        problem = make_problem(clients, model, local, participation, plan, client_privacy)
+        problem = problem._replace(clock=clock)
+
+        # Settings, which config.json describes.
+        attack = attack or Attack()
+        settings = {
+            "server": server or Server(),
+            "attack": attack,
+            "compression": compression or Compression(),
+            "faults": faults or Faults(),
+            "client_privacy": client_privacy,
             "stop": stop,
             "knows": knows,
         }
         if stages:
-            told["own_stages"] = tuple(stages)
-        told |= {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
-        told |= {"never_trained": never_trained}
-        clients = scaled_as(model, clients)
-        local = with_class_weights(local, clients)
-        self.clients = clients
-        problem = make_problem(
-            clients, model, local, participation, execution.make_plan(), told["client_privacy"]
-        )
-        problem = problem._replace(clock=clock)
-        timed = {"clock": clock} if clock else {}
+            settings["own_stages"] = tuple(stages)
+        settings["seed"] = seed
+        settings["fine_tune_epochs"] = fine_tune_epochs
+        settings["eval_clients"] = eval_clients
+        settings["never_trained"] = never_trained
         check_config(config)
-        config = config or describe.config(
-            method, clients, modules_of(model), local, participation, told | timed
-        )
-        clients = (
-            clients.with_attackers(told["attack"].attackers, seed)
-            if told["attack"].active
-            else clients
-        )
+        if not config:
+            described = settings | ({"clock": clock} if clock else {})
+            modules = modules_of(model)
+            config = describe.config(method, clients, modules, local, participation, described)
+
+        # The data, with attackers' labels.
+        if attack.active:
+            clients = clients.with_attackers(attack.attackers, seed)
         unseen = data.match_classes(unseen, clients)
-        told |= {"planned_rounds": planned_rounds, "client_store": execution.client_store}
-        told |= {"config": config | {"score": chosen.name, "data": data.describe(clients, unseen)}}
-        told |= {"metrics": chosen.metrics, "score": chosen.name}
-        told["clients"] = self.clients
-        unseen = unseen and unseen.standardized
-        found = Experiment(method, problem, clients.standardized, local, unseen=unseen, **told)
-        self.experiment = check(
-            with_features(fingerprint.identified(found), execution.cache_features)
+        recorded = {"score": scored.name, "data": data.describe(clients, unseen)}
+        experiment = Experiment(
+            method,
+            problem,
+            clients.standardized,
+            local,
+            unseen=unseen and unseen.standardized,
+            planned_rounds=planned_rounds,
+            client_store=execution.client_store,
+            config=config | recorded,
+            metrics=scored.metrics,
+            score=scored.name,
+            clients=self.clients,
+            **settings,
         )
+        identified = fingerprint.identified(experiment)
+        self.experiment = check(with_features(identified, execution.cache_features))
 
     @with_former_say
     @checked()
@@ -249,19 +281,20 @@ class Run:
             RunError: if a loss is not finite and its client cannot be dropped, or memory or disk space runs out.
             KeyboardInterrupt: on SIGINT and SIGTERM, after finishing and saving the current rounds.
         """
+        # The trainer, which later calls go on with.
         out = None if out is None else Path(out)
         if resume and out is None:
             raise ArgumentError("resume", "needs the run's folder, `out`")
         if self._trainer is None:
             self._out = out
-            self._trainer = start(
-                [self], [out] if out else None, profile, resume=resume, bar=progress
-            )
+            outs = [out] if out else None
+            self._trainer = start([self], outs, profile, resume=resume, bar=progress)
         elif out not in (None, self._out):
-            raise ArgumentError(
-                "out", f"this run already writes to {self._out or 'no folder'}", out
-            )
+            text = f"this run already writes to {self._out or 'no folder'}"
+            raise ArgumentError("out", text, out)
         self._trainer.trackers = [tracker]
+
+        # When to evaluate and save.
         total = self._trainer.done + rounds
         in_python = isinstance(self.experiment.problem.plan, PythonPlan)
         if eval_every is not None:
@@ -270,38 +303,28 @@ class Run:
             schedule = Schedule(total, checkpoint_every, initial=False)
         else:
             schedule = EVERY._replace(checkpoint_every=checkpoint_every)
-        outcome = self._trainer.train(total, schedule)[0]
-        planned = dataclasses.replace(
-            self.experiment, planned_rounds=outcome.experiment.planned_rounds
-        )
-        return made_result(planned.with_rounds(total), outcome, self._out)
+
+        (outcome,) = self._trainer.train(total, schedule)
+        planned_rounds = outcome.experiment.planned_rounds
+        planned = dataclasses.replace(self.experiment, planned_rounds=planned_rounds)
+        return result_of(planned.with_rounds(total), outcome, self._out)
 
 
-def made_result(experiment: Experiment, outcome: Outcome, out: Path | None) -> Result:
+def result_of(experiment: Experiment, outcome: Outcome, out: Path | None) -> Result:
     """Returns the result of a run that was trained in this process."""
-    return Result(Scores.of_outcome(outcome), Predictor(experiment, outcome), out)
+    return Result(Scores.from_outcome(outcome), Predictor(experiment, outcome), out)
 
 
 def check_method(method: Any, argument: str = "method") -> Any:
     """Returns a method. Raises `ArgumentError` if the object is none."""
-    if isinstance(method, type) or not hasattr(method, "build") or not hasattr(method, "info"):
-        own = dataclasses.is_dataclass(method) and hasattr(method, "build")
-        text = (
-            "; decorate its class with @pfl.author.method"
-            if own and not isinstance(method, type)
-            else ""
-        )
-        raise ArgumentError(
-            argument, f"accepted: a method with its hyperparameters, such as FedAvg(){text}", method
-        )
-    return method
-
-
-def filled(*stages: Any) -> dict[str, Any]:
-    """Returns what stands between clients and server, by name; defaults replace None."""
-    kinds = {"server": Server, "attack": Attack, "compression": Compression, "faults": Faults}
-    kinds["client_privacy"] = ClientPrivacy
-    return {name: part or kinds[name]() for name, part in zip(kinds, stages, strict=True)}
+    is_class = isinstance(method, type)
+    is_built = hasattr(method, "build")
+    if not is_class and is_built and hasattr(method, "info"):
+        return method
+    text = "accepted: a method with its hyperparameters, such as FedAvg()"
+    if not is_class and is_built and dataclasses.is_dataclass(method):
+        text += "; decorate its class with @pfl.author.method"
+    raise ArgumentError(argument, text, method)
 
 
 class SplitData(NamedTuple):
@@ -330,71 +353,92 @@ def data_of_trials(
     if isinstance(clients, Federation):
         shared = with_unseen(clients, unseen, 0)
         return dict.fromkeys(trials, shared)
-    of_split = {
-        split: with_unseen(made_clients(clients, split), unseen, split)
-        for split in splits_of(trials)
-    }
-    return {trial: of_split[trial.of_data] for trial in trials}
+    by_split = {}
+    for split in splits_of(trials):
+        by_split[split] = with_unseen(call_for_clients(clients, split), unseen, split)
+    return {trial: by_split[trial.data_seed] for trial in trials}
 
 
 def data_to_tune_on(
-    found: Mapping[Trial, SplitData], trials: Sequence[Trial], table: Sequence[Trial]
+    data_by_trial: Mapping[Trial, SplitData], trials: Sequence[Trial], table: Sequence[Trial]
 ) -> dict[Trial, SplitData]:
     """Returns the clients of trials to tune on, whose validation examples are no test examples of a table.
 
     Args:
-        found: The clients of all trials.
+        data_by_trial: The clients of all trials.
         trials: Trials to tune on.
         table: Trials of the table.
 
     Raises:
         ArgumentError: if clients have no validation examples.
     """
-    distinct = list({id(found[trial]): found[trial] for trial in trials}.values())
-    if not all(each.clients.validation.size.sum() for each in distinct):
-        raise ArgumentError(
-            "clients", "have no validation examples to tune on; set validation_fraction above 0"
-        )
-    of_table = {id(found[trial]): found[trial] for trial in table}.values()
-    tested = [clients for each in of_table for clients in each if clients is not None]
-    clients = data.without_tested([each.clients for each in distinct], tested)
-    of_split = {id(each): SplitData(kept) for each, kept in zip(distinct, clients, strict=True)}
-    return {trial: of_split[id(found[trial])] for trial in trials}
+    tuned = distinct_splits(data_by_trial, trials)
+    if not all(split.clients.validation.size.sum() for split in tuned):
+        text = "have no validation examples to tune on; set validation_fraction above 0"
+        raise ArgumentError("clients", text)
+
+    # Validation examples that the table does not test on.
+    tested = []
+    for split in distinct_splits(data_by_trial, table):
+        tested += [clients for clients in split if clients is not None]
+    untested = data.without_tested([split.clients for split in tuned], tested)
+
+    # Trials on the same split share their clients.
+    untested_by_split = {}
+    for split, clients in zip(tuned, untested, strict=True):
+        untested_by_split[id(split)] = SplitData(clients)
+    return {trial: untested_by_split[id(data_by_trial[trial])] for trial in trials}
+
+
+def distinct_splits(
+    data_by_trial: Mapping[Trial, SplitData], trials: Sequence[Trial]
+) -> list[SplitData]:
+    """The data of trials, each split once."""
+    by_identity = {id(data_by_trial[trial]): data_by_trial[trial] for trial in trials}
+    return list(by_identity.values())
 
 
 def splits_of(trials: Sequence[Trial]) -> list[int]:
     """The different splits of trials."""
-    return list(dict.fromkeys(trial.of_data for trial in trials))
+    return list(dict.fromkeys(trial.data_seed for trial in trials))
 
 
-def made_clients(make: Callable[[int], Any], split: int) -> Any:
+def call_for_clients(function: Callable[[int], Any], split: int) -> Any:
     """Calls a user's function for the clients of a split. Raises `ArgumentError` if it fails or returns none."""
     try:
-        found = make(split)
+        clients = function(split)
     except ArgumentError:
         raise
     except Exception as error:
         line = f"raised {type(error).__name__}: {error}".partition("\n")[0]
-        raise ArgumentError(
-            "clients", f"{line}, for {split}; accepted: a function of the split"
-        ) from error
-    parts = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
-    if not isinstance(parts[0], Federation) or not isinstance(parts[1], Federation | None):
-        raise ArgumentError("clients", "accepted: a function that returns a Federation", found)
-    return found
+        text = f"{line}, for {split}; accepted: a function of the split"
+        raise ArgumentError("clients", text) from error
+    is_pair = isinstance(clients, tuple) and len(clients) == 2
+    training, unseen = clients if is_pair else (clients, None)
+    if not isinstance(training, Federation) or not isinstance(unseen, Federation | None):
+        raise ArgumentError("clients", "accepted: a function that returns a Federation", clients)
+    return clients
 
 
-def with_unseen(found: Any, unseen: Federation | float | None, split: int) -> SplitData:
-    """The clients of a split, a share of which is held out of training, or beside others."""
-    if isinstance(found, tuple):
+def with_unseen(clients: Any, unseen: Federation | float | None, split: int) -> SplitData:
+    """The clients of a split, with a share of them, or other clients, held out of training.
+
+    Args:
+        clients: The clients; or a pair of them and of unseen clients.
+        unseen: See `compare`.
+        split: The number of the split.
+
+    Raises:
+        ArgumentError: if unseen clients are passed twice.
+    """
+    if isinstance(clients, tuple):
         if unseen is not None:
-            raise ArgumentError(
-                "unseen", "accepted only if `clients` does not return unseen clients itself"
-            )
-        return SplitData(*found)
+            text = "accepted only if `clients` does not return unseen clients itself"
+            raise ArgumentError("unseen", text)
+        return SplitData(*clients)
     if unseen is None or isinstance(unseen, Federation):
-        return SplitData(found, unseen)
-    return SplitData(*data.split_unseen(found, unseen, split))
+        return SplitData(clients, unseen)
+    return SplitData(*data.split_unseen(clients, unseen, split))
 
 
 def check_splits(clients: Any, splits: Sequence[int] | None) -> None:
@@ -416,24 +460,25 @@ def check_config(config: dict | None) -> None:
 
 
 def scaled_as(model: Any, clients: Federation) -> Federation:
-    """The clients, with the scaling of inputs that a model brings along from `Result.export`, if it does.
+    """The clients, with the scaling of inputs that a model has from `Result.export`, if it has one.
 
     Raises:
         ArgumentError: if it is that of other arrays.
     """
     if isinstance(model, Mapping | Networks):
         return clients
-    brought = model.input_statistics if isinstance(model, models.Model) else inside(model)[1]
-    if not brought:
+    statistics = model.input_statistics if isinstance(model, models.Model) else inside(model)[1]
+    if not statistics:
         return clients
     used = set()
 
-    def one(path: Any, x: Any, kind: str) -> np.ndarray | None:
+    def matching(path: Any, x: Any, kind: str) -> np.ndarray | None:
+        """The statistics of an array of x; None if the model has none."""
         name = array_name(path)
-        if name not in brought[kind]:
+        if name not in statistics[kind]:
             return None
         used.add(name)
-        values = np.asarray(brought[kind][name], np.float64)
+        values = np.asarray(statistics[kind][name], np.float64)
         if values.ndim and values.shape != x.shape[x.ndim - values.ndim :]:
             shape = x.shape[2:]
             text = f"standardizes {name} with statistics of shape {values.shape}; the clients' examples have {shape}"
@@ -441,15 +486,14 @@ def scaled_as(model: Any, clients: Federation) -> Federation:
         return values
 
     def tree_of(kind: str) -> Any:
-        return jax.tree_util.tree_map_with_path(
-            functools.partial(one, kind=kind), clients.train.x, is_leaf=is_pooled
-        )
+        function = functools.partial(matching, kind=kind)
+        return jax.tree_util.tree_map_with_path(function, clients.train.x, is_leaf=is_pooled)
 
     scaling = Scaling(tree_of("mean"), tree_of("std"))
-    if missing := brought["mean"].keys() - used:
-        raise ArgumentError(
-            "model", f"standardizes {', '.join(sorted(missing))}, which the clients' x lacks"
-        )
+    missing = statistics["mean"].keys() - used
+    if missing:
+        text = f"standardizes {', '.join(sorted(missing))}, which the clients' x lacks"
+        raise ArgumentError("model", text)
     return dataclasses.replace(clients, scaling=scaling)
 
 
@@ -485,23 +529,31 @@ def make_problem(
 ) -> Problem:
     """Returns the problem that a method is built for. Training sets `rounds` when it starts."""
     model = Networks(model) if isinstance(model, Mapping) else model
-    options = {
-        "target_shape": clients.train.y.shape[2:],
-        "loss": local.loss,
-        "computes_in": local.dtype,
-    }
-
-    def build(each):
-        return models.build(each, clients.inputs, clients.task, clients.num_classes, **options)
-
     networks = model.networks if isinstance(model, Networks) else [("", model)]
-    built = [build(each) for _, each in networks]
-    if not all(jax.tree.leaves(jax.eval_shape(each.init, jax.random.key(0))) for each in built):
-        raise ArgumentError(
-            "model", "has no parameters to train; accepted: networks with at least one"
+
+    # The networks, with the scaling of inputs that they compute themselves.
+    built = []
+    late = clients.late_scaling
+    for _, network in networks:
+        built_network = models.build(
+            network,
+            clients.inputs,
+            clients.task,
+            clients.num_classes,
+            target_shape=clients.train.y.shape[2:],
+            loss=local.loss,
+            computes_in=local.dtype,
         )
-    if (late := clients.late_scaling) is not None:
-        built = [dataclasses.replace(each, scaling=(late.mean, late.std)) for each in built]
+        if late is not None:
+            scaling = (late.mean, late.std)
+            built_network = dataclasses.replace(built_network, scaling=scaling)
+        built.append(built_network)
+    for network in built:
+        shapes = jax.eval_shape(network.init, jax.random.key(0))
+        if not jax.tree.leaves(shapes):
+            text = "has no parameters to train; accepted: networks with at least one"
+            raise ArgumentError("model", text)
+
     problem = Problem(
         built[0],
         local.bind(built[0]),
@@ -525,21 +577,24 @@ def start(
     **options: Any,
 ) -> Trainer:
     """Returns the trainer of one run, or of several runs as replicates; further `options` are those of `Trainer`."""
+    # What cannot be trained.
     experiments = [run.experiment for run in runs]
     cores.check_settings(compiled=not isinstance(experiments[0].problem.plan, PythonPlan))
-    config: Any = jax.config
-    for each in experiments:
-        check_memory(each.problem.model)
-        if config.jax_debug_nans and each.attack.active:
+    jax_config: Any = jax.config
+    for experiment in experiments:
+        check_memory(experiment.problem.model)
+        if jax_config.jax_debug_nans and experiment.attack.active:
             text = "attackers have no scores, which are NaN; accepted with an attack: False"
             raise ArgumentError("JAX_DEBUG_NANS", text, True)
     for out in outs or ():
         processes.first(functools.partial(files.check_writable, out))
+
+    # config.json also describes the environment.
     if outs:
         environment = describe.environment()
-        configs = [environment | each.config for each in experiments]
         experiments = [
-            dataclasses.replace(e, config=c) for e, c in zip(experiments, configs, strict=True)
+            dataclasses.replace(experiment, config=environment | experiment.config)
+            for experiment in experiments
         ]
     folder = None if profile is None else Path(profile)
     if folder:
@@ -592,18 +647,18 @@ def train_replicates(
         ArgumentError: if the runs differ in anything else, or have a stop rule; before anything is trained or written.
     """
     if len(runs) > 1 and any(run.experiment.stop for run in runs):
-        raise ArgumentError(
-            "runs", "accepted in one kernel: runs without a stop rule, since all train to the end"
-        )
-    for name, given in (("outs", outs), ("trackers", trackers)):
-        if given and len(given) != len(runs):
-            raise ArgumentError(name, f"accepted: one for each of the {len(runs)} runs", len(given))
+        text = "accepted in one kernel: runs without a stop rule, since all train to the end"
+        raise ArgumentError("runs", text)
+    for name, values in (("outs", outs), ("trackers", trackers)):
+        if values and len(values) != len(runs):
+            text = f"accepted: one for each of the {len(runs)} runs"
+            raise ArgumentError(name, text, len(values))
     check_alike([run.experiment for run in runs])
     folders = [Path(out) for out in outs] if outs else None
     trainer = start(padded_alike(runs), folders, profile, resume=resume, trackers=trackers)
     outcomes = trainer.train(rounds, schedule)
-    found = zip(runs, outcomes, folders or [None] * len(runs), strict=True)
-    return [
-        made_result(run.experiment.with_rounds(rounds), outcome, folder)
-        for run, outcome, folder in found
-    ]
+    results = []
+    for run, outcome, folder in zip(runs, outcomes, folders or [None] * len(runs), strict=True):
+        experiment = run.experiment.with_rounds(rounds)
+        results.append(result_of(experiment, outcome, folder))
+    return results

@@ -14,7 +14,7 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, ClientData, Key, State
 from pfljax.exchange import lifting
 from pfljax.exchange.in_python import PythonPlan, calling
-from pfljax.exchange.pools import place
+from pfljax.exchange.pools import place as put_on_devices
 from pfljax.exchange.rounds import Record, make_round
 from pfljax.local.training import LocalTraining
 from pfljax.run.compiled import Jitted
@@ -23,8 +23,9 @@ from pfljax.stores.serving import scores
 from pfljax.training import mixing
 from pfljax.training.loop import Rounds
 
+SPLITS = ("train", "validation", "test")
 # Options of `Run` that a simulation does not have: it is neither evaluated by a schedule nor written.
-OF_RUNS = (
+ONLY_RUNS = (
     "unseen",
     "fine_tune_epochs",
     "eval_clients",
@@ -40,20 +41,27 @@ OF_RUNS = (
 class Simulation:
     """Rounds of a method without a schedule, files or progress: `Run` without its loop.
 
-    `init`, `step` and `evaluate` are pure, so that they can be called within `jax.jit`, `jax.lax.scan` or a loop of
-    your own:
-
-        sim = pfl.Simulation(pfl.Ditto(), clients, model, local)
-        state = sim.init(jax.random.key(0))
-        for _ in range(100):
-            state, info = sim.step(jax.random.key(1), state)
-        print(sim.evaluate(state)["test"]["accuracy"].mean())
+    `init`, `step` and `evaluate` are pure, so that they can be called within `jax.jit`, `jax.lax.scan` or your own
+    loop.
 
     Attributes:
         experiment: The method, clients and settings.
+
+    Examples:
+        >>> import jax
+        >>> import pfljax as pfl
+        >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
+        >>> simulation = pfl.Simulation(pfl.Ditto(), clients, pfl.models.MLP(hidden=(4,)))
+        >>> state = simulation.init(jax.random.key(0))
+        >>> for _ in range(2):
+        ...     state, info = simulation.step(jax.random.key(1), state)
+        >>> int(state.round)
+        2
+        >>> simulation.evaluate(state)["test"]["accuracy"].shape
+        (4,)
     """
 
-    @checked(options=[Run], without=["seed", *OF_RUNS])
+    @checked(options=[Run], without=["seed", *ONLY_RUNS])
     def __init__(
         self,
         method: Any,
@@ -75,40 +83,31 @@ class Simulation:
         Raises:
             ArgumentError: see `Run`.
         """
-        self.experiment = Run(method, clients, model, local, **options).experiment.with_rounds(
-            rounds
-        )
-        if self.experiment.client_store != "device":
-            raise ArgumentError(
-                "client_store", "accepted for a Simulation: device", self.experiment.client_store
-            )
+        run = Run(method, clients, model, local, **options)
+        self.experiment = run.experiment.with_rounds(rounds)
+        store = self.experiment.client_store
+        if store != "device":
+            raise ArgumentError("client_store", "accepted for a Simulation: device", store)
         mixing.check(self.experiment)
+
+        # The clients' data on the devices.
         problem = self.experiment.problem
         federation = self.experiment.federation
         plan = problem.plan
         num = problem.num_clients
+        splits = {name: getattr(federation, name) for name in SPLITS}
+        with_examples = {name: split for name, split in splits.items() if split.y.size}
+        self._clients: ClientData = put_on_devices(plan, federation.client_data, num)
+        self._splits = put_on_devices(plan, with_examples, num)
+
+        # The functions; with plan="python", they are called as they are.
         algorithm = self.experiment.algorithm(plan)
-        self._clients: ClientData = place(plan, federation.client_data, num)
-        splits = {name: getattr(federation, name) for name in ("train", "validation", "test")}
-        self._splits = place(
-            plan, {name: part for name, part in splits.items() if part.y.size}, num
-        )
-        one_round = make_round(algorithm, plan, problem.cohort_size)
+        play_round = make_round(algorithm, plan, problem.cohort_size)
         use = scores(problem, algorithm)
-        compiled = (
-            calling
-            if isinstance(plan, PythonPlan)
-            else functools.partial(Jitted, problem.model.network, plan)
-        )
-        self._init = compiled(functools.partial(lifting.init, algorithm, plan))
-        # The shapes of a state; None: functions are called in Python, which shows what is wrong.
-        self._like = None
-        if not isinstance(plan, PythonPlan):
-            first = functools.partial(lifting.init, algorithm, plan)
-            self._like = jax.eval_shape(first, jax.random.key(0), self._clients)
-        self._step = compiled(
-            lambda key, state, clients: one_round(key, state.round, state, clients)
-        )
+        first = functools.partial(lifting.init, algorithm, plan)
+
+        def step(key: Key, state: State, clients: ClientData) -> tuple[State, Record]:
+            return play_round(key, state.round, state, clients)
 
         def serve(
             key: Key, state: State, ids: Array, clients: ClientData, splits: Any, trained: Any
@@ -117,10 +116,19 @@ class Simulation:
                 algorithm, plan, use, key, state, ids, clients, splits, trained=trained
             )
 
+        # The shapes of a state; None: functions are called in Python, which shows what is wrong.
+        if isinstance(plan, PythonPlan):
+            compiled = calling
+            self._like = None
+        else:
+            compiled = functools.partial(Jitted, problem.model.network, plan)
+            self._like = jax.eval_shape(first, jax.random.key(0), self._clients)
+        self._init = compiled(first)
+        self._step = compiled(step)
         self._serve = compiled(serve)
 
     def init(self, key: Key) -> State:
-        """Returns the initial state: what the server and what the clients hold, all arrays.
+        """Returns the initial state of the server and the clients, a tree of arrays.
 
         Args:
             key: A key such as `jax.random.key(0)`.
@@ -156,8 +164,8 @@ class Simulation:
         Args:
             state: Any state.
             key: Key of predictions that train first.
-            trained: (K,) bool, which clients have trained so far; `step` tells who does, in `info.trained`.
-                The others predict with the global model, if the method has one. None: all have.
+            trained: Which clients have trained so far, (K,) bool; `info.trained` of `step` says it of a round. The
+                others predict with the global model, if the method has one. Default: all have.
 
         Raises:
             ArgumentError: see `step`.
@@ -175,20 +183,18 @@ class Simulation:
             raise ArgumentError("state", accepted, type(state).__name__)
         if self._like is None:
             return
-        found, structure = jax.tree.flatten(state)
-        expected, own_structure = jax.tree.flatten(self._like)
-        if structure != own_structure or [np.shape(leaf) for leaf in found] != [
-            leaf.shape for leaf in expected
-        ]:
-            raise ArgumentError(
-                "state", f"has other arrays than those of {self.experiment.name}; {accepted}"
-            )
+        leaves, structure = jax.tree.flatten(state)
+        expected_leaves, expected_structure = jax.tree.flatten(self._like)
+        shapes = [np.shape(leaf) for leaf in leaves]
+        expected_shapes = [leaf.shape for leaf in expected_leaves]
+        if structure != expected_structure or shapes != expected_shapes:
+            text = f"has other arrays than those of {self.experiment.name}; {accepted}"
+            raise ArgumentError("state", text)
 
 
 def check_key(key: Any) -> None:
     """Raises `ArgumentError` for anything but one key."""
     is_key = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not is_key or key.shape != ():
-        raise ArgumentError(
-            "key", "accepted: one key, such as jax.random.key(0)", type(key).__name__
-        )
+        text = "accepted: one key, such as jax.random.key(0)"
+        raise ArgumentError("key", text, type(key).__name__)

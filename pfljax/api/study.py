@@ -18,10 +18,12 @@ from pfljax.contract import processes, speech
 from pfljax.contract.alike import alike
 from pfljax.contract.errors import ArgumentError, OutOfMemory, RunError
 from pfljax.contract.speech import logger
+from pfljax.data import Federation
 from pfljax.folder import files, folders, former, locks, manifest
 from pfljax.report.run_data import score_of
 from pfljax.run.experiment import differences, groups_alike
 from pfljax.stores.registry import store_of
+from pfljax.training import never_trained
 from pfljax.training.loop import EVERY, Schedule
 from pfljax.training.scoring import entries_of_score
 from pfljax.training.tracking import Tracker
@@ -74,12 +76,12 @@ class Study:
     profile: str | Path | None = None
 
     def check(self, run: Run, folder: Path) -> bool:
-        """Whether a cell can go on from its folder; False if what is there must go first.
+        """Whether a cell can go on from its folder; False if the folder must be emptied first.
 
         Raises:
             ArgumentError: if the folder contains something else, a run with more rounds, or a changed run.
         """
-        found: list[bool] = []
+        changes: list[folders.Changed] = []
         experiment = run.experiment.with_rounds(self.rounds)
 
         def check() -> None:
@@ -88,27 +90,27 @@ class Study:
                 folders.Folders([experiment], [folder], "if_possible").check_rounds(self.rounds)
             except folders.Changed as error:
                 if self.rerun != "changed":
-                    text = error.text.removesuffix(f"; {folders.WAY_ON}")
-                    raise ArgumentError(
-                        "rerun", f"{text}; accepted: changed, to train it again"
-                    ) from error
-                found.append(False)
+                    reason = error.text.removesuffix(f"; {folders.WAY_ON}")
+                    text = f"{reason}; accepted: changed, to train it again"
+                    raise ArgumentError("rerun", text) from error
+                changes.append(error)
 
         processes.first(check)
-        return bool(processes.from_first(np.int32(not found)))
+        return bool(processes.from_first(np.int32(not changes)))
 
     def read(self, run: Run, folder: Path) -> tuple[Cell | None, str]:
-        """The finished cell in a folder, or None; and what is wrong with its files, if that is why it is None."""
+        """Returns the finished cell in a folder, or None; and what is wrong with its files, if that is why."""
         if not self.check(run, folder):
             return None, "it has changed"
         wrong = ""
-        done = False
+        is_done = False
         if processes.is_first():  # other processes may see the files later
-            done, wrong = self._finished(run, folder)
-            if done and not has_score_of(run, folder):
-                done = False
+            is_done, wrong = self._finished(run, folder)
+            if is_done and not has_score_of(run, folder):
+                is_done = False
                 wrong = "it has another score"
-        return (Cell.read(folder) if processes.from_first(np.int32(done)) else None), wrong
+        is_done = bool(processes.from_first(np.int32(is_done)))
+        return Cell.read(folder) if is_done else None, wrong
 
     def _finished(self, run: Run, folder: Path) -> tuple[bool, str]:
         """Whether a folder has the finished run, whatever its score; and what is wrong with its files."""
@@ -120,7 +122,8 @@ class Study:
         lacking = [name for name in run.experiment.measures if last and name not in last]
         if lacking:
             return False, f"it lacks the metrics {', '.join(lacking)}"
-        return last.get("round") == self.rounds or bool(summary.get("stopped")), ""
+        is_done = last.get("round") == self.rounds or bool(summary.get("stopped"))
+        return is_done, ""
 
     def _with_score(self, run: Run, folder: Path) -> Cell | None:
         """The finished cell in a folder, whose files get the score of the run; None if it is not finished.
@@ -130,12 +133,12 @@ class Study:
         """
         if not self.check(run, folder):
             return None
-        done = False
+        is_done = False
         if processes.is_first():
-            done, _ = self._finished(run, folder)
-            if done:
+            is_done, _ = self._finished(run, folder)
+            if is_done:
                 rewrite_score(run, folder)
-        if not processes.from_first(np.int32(done)):
+        if not processes.from_first(np.int32(is_done)):
             return None
         logger.info(f"  {folder}: already finished; its score is now {run.experiment.score_name}")
         return Cell.read(folder)
@@ -171,36 +174,41 @@ class Study:
     ) -> bool:
         """Reads finished cells and trains those that no other process trains. Returns whether some are left."""
         left = [number for number, cell in enumerate(cells) if cell is None]
-        busy = False
-        with contextlib.ExitStack() as held:
-            for number, out in [(n, outs[n]) for n in left] if outs else ():
-                cells[number], wrong = self.read(runs[number], out)
+        is_busy = False
+        with contextlib.ExitStack() as locked:
+            # Read finished cells, and lock the others that are free.
+            unread = [(number, outs[number]) for number in left] if outs else []
+            for number, out in unread:
+                run = runs[number]
+                cells[number], wrong = self.read(run, out)
                 if cells[number]:
                     logger.info(f"  {out}: already finished")
-                elif taken(held, out):
+                elif taken(locked, out):
                     # another process may just have finished it
-                    cells[number], wrong = self.read(runs[number], out)
-                    cells[number] = cells[number] or self._with_score(runs[number], out)
+                    cells[number], wrong = self.read(run, out)
+                    cells[number] = cells[number] or self._with_score(run, out)
                     if cells[number] is None:
-                        self._prepare(runs[number], out, wrong)
+                        self._prepare(run, out, wrong)
                         continue
-                busy = busy or cells[number] is None
+                is_busy = is_busy or cells[number] is None
                 left.remove(number)
-            failed: list[RunError] = []
+
+            # Train those; an error of some does not keep the others from training.
+            failures: list[RunError] = []
             for group in self._groups(runs, left):
-                parts = [(runs[n], outs[n] if outs else None, trackers[n]) for n in group]
+                members = [(runs[n], outs[n] if outs else None, trackers[n]) for n in group]
                 try:
-                    results = in_parts(self._together, parts)
-                except RunError as error:  # the others are trained all the same
-                    alone = len(group) == 1 and len(runs) > 1
-                    seed = f"seed {runs[group[0]].experiment.seed}, " if alone else ""
-                    failed.append(RunError(f"{seed}{error.reason}", error.further))
+                    results = in_halves(self._together, members)
+                except RunError as error:
+                    is_single = len(group) == 1 and len(runs) > 1
+                    seed = f"seed {runs[group[0]].experiment.seed}, " if is_single else ""
+                    failures.append(RunError(f"{seed}{error.reason}", error.further))
                     continue
                 for number, result in zip(group, results, strict=True):
                     cells[number] = Cell(result.summary, result.history)
-            if failed:
-                raise failed[0]
-        return busy
+            if failures:
+                raise failures[0]
+        return is_busy
 
     def _prepare(self, run: Run, out: Path, wrong: str) -> None:
         """Empties the folder of a cell that has changed."""
@@ -214,17 +222,18 @@ class Study:
         """Groups runs that share a kernel."""
         groups: dict[Any, list[int]] = {}
         for number in numbers:
-            shares = store_of(runs[number].experiment).on_devices and in_turn(runs[number])
-            federation = runs[number].experiment.federation
-            shape = (
-                ""
-                if self.replicate == "vmap"
-                else f"{shapes(federation)} {federation.late_scaling}"
-            )
-            alone = runs[number].experiment.stop is not None  # at its own round
-            alone = alone or self.replicate == "no" or (self.replicate == "auto" and not shares)
-            groups.setdefault(number if alone else shape, []).append(number)
-        return [part for group in groups.values() for part in split_alike(runs, group)]
+            experiment = runs[number].experiment
+            shares = store_of(experiment).on_devices and in_turn(runs[number])
+            is_single = experiment.stop is not None  # at its own round
+            is_single = is_single or self.replicate == "no"
+            is_single = is_single or (self.replicate == "auto" and not shares)
+            key: Any = ""
+            if is_single:
+                key = number
+            elif self.replicate != "vmap":
+                key = f"{shapes(experiment.federation)} {experiment.federation.late_scaling}"
+            groups.setdefault(key, []).append(number)
+        return [alike_runs for group in groups.values() for alike_runs in split_alike(runs, group)]
 
     def _together(self, group: Sequence[tuple[Run, Path | None, Tracker | None]]) -> list[Result]:
         """Trains runs in one kernel."""
@@ -235,14 +244,16 @@ class Study:
         def matters(line: str) -> bool:
             return "profile: " in line or folders.LOST in line
 
-        options = {
-            "schedule": self.schedule,
-            "profile": self.profile,
-            "trackers": trackers,
-        }
-        options |= {"outs": outs, "resume": "if_possible"} if outs[0] else {}
+        folder_options = {"outs": outs, "resume": "if_possible"} if outs[0] else {}
         with speech.only("pfljax.training", matters):
-            return train_replicates(runs, self.rounds, **options)
+            return train_replicates(
+                runs,
+                self.rounds,
+                schedule=self.schedule,
+                profile=self.profile,
+                trackers=trackers,
+                **folder_options,
+            )
 
 
 def has_score_of(run: Run, folder: Path) -> bool:
@@ -254,9 +265,12 @@ def rewrite_score(run: Run, folder: Path) -> None:
     """Gives the files of a finished run the score of a run that computes the same."""
     cell = Cell.read(folder)
     recorded = manifest.read(folder)
+    score = run.experiment.score_name
     summary = cell.summary | entries_of_score(run.experiment, cell.rows)
+    if summary.get("never_trained"):
+        summary["never_trained"] |= never_trained.scores(summary["per_client"], score)
     config = files.read_json(folder / "config.json")
-    files.write_json(folder / "config.json", config | {"score": run.experiment.score_name})
+    files.write_json(folder / "config.json", config | {"score": score})
     files.write_json(folder / SUMMARY, summary)
     if recorded is not None:  # it lists digests of the files
         manifest.write(folder, recorded._asdict(), recorded.rounds, recorded.checkpoints)
@@ -265,42 +279,42 @@ def rewrite_score(run: Run, folder: Path) -> None:
 def split_alike(runs: Sequence[Run], numbers: Sequence[int]) -> list[list[int]]:
     """Splits a group of runs into those that can share a kernel."""
     groups = groups_alike([runs[number].experiment for number in numbers])
-    return [[numbers[place] for place in group] for group in groups]
+    return [[numbers[position] for position in group] for group in groups]
 
 
-def in_parts(train: Callable[[Sequence[T]], list[R]], runs: Sequence[T]) -> list[R]:
-    """Returns train(runs); of each half alone if all runs together do not fit in memory."""
+def in_halves(train: Callable[[Sequence[T]], list[R]], runs: Sequence[T]) -> list[R]:
+    """Returns train(runs), or train(half) for each half of the runs if all of them do not fit in memory."""
     try:
         return train(runs)
     except OutOfMemory:
         if len(runs) == 1:
             raise
         half = len(runs) // 2
-        return in_parts(train, runs[:half]) + in_parts(train, runs[half:])
+        return in_halves(train, runs[:half]) + in_halves(train, runs[half:])
 
 
-def taken(held: contextlib.ExitStack, folder: Path, *, wait: bool = False) -> bool:
-    """Locks a folder until `held` ends. Unless it may `wait`, returns False if another process has locked it."""
+def taken(stack: contextlib.ExitStack, folder: Path, *, wait: bool = False) -> bool:
+    """Locks a folder until `stack` ends. Unless it may `wait`, returns False if another process has locked it."""
     while True:
-        free = True
+        is_free = True
         try:
-            held.enter_context(locks.locked([folder], logger.info))
+            stack.enter_context(locks.locked([folder], logger.info))
         except locks.Locked:
-            free = False
-        free = bool(processes.from_first(np.int32(free)))
-        if free or not wait:
-            return free
+            is_free = False
+        is_free = bool(processes.from_first(np.int32(is_free)))
+        if is_free or not wait:
+            return is_free
         time.sleep(POLL_SECONDS)
 
 
 def share_programs(runs: Sequence[Run]) -> Sequence[Run]:
     """Lets runs that differ only in seed and values of data share the description of their program: one trace."""
-    seen: list[Run] = []
+    distinct: list[Run] = []
     for run in runs:
-        same = (each for each in seen if computes_as(each, run))
+        same = (earlier for earlier in distinct if computes_as(earlier, run))
         first = next(same, None)
         if first is None:
-            seen.append(run)
+            distinct.append(run)
         else:
             run.experiment = dataclasses.replace(run.experiment, programs=first.experiment.programs)
     return runs
@@ -308,16 +322,16 @@ def share_programs(runs: Sequence[Run]) -> Sequence[Run]:
 
 def computes_as(a: Run, b: Run) -> bool:
     """Whether two runs surely have the same program."""
-    one = a.experiment
-    other = b.experiment
-    return (
-        one.local is not None
-        and shapes(one.federation) == shapes(other.federation)
-        and alike(one.numbers, other.numbers)
-        # which the program holds
-        and alike(one.federation.late_scaling, other.federation.late_scaling)
-        and not differences(one, other)
-    )
+    first = a.experiment
+    second = b.experiment
+    if first.local is None:
+        return False
+    same_shapes = shapes(first.federation) == shapes(second.federation)
+    same_numbers = alike(first.numbers, second.numbers)
+    # which the program contains
+    same_scaling = alike(first.federation.late_scaling, second.federation.late_scaling)
+    is_alike = same_shapes and same_numbers and same_scaling
+    return is_alike and not differences(first, second)
 
 
 def in_turn(run: Run) -> bool:
@@ -326,31 +340,28 @@ def in_turn(run: Run) -> bool:
     return plan.chunk == 1 or plan.device.platform != "cpu"
 
 
-def shapes(clients: Any) -> Any:
-    """Shapes of the clients' training data and of what is drawn from it."""
-    return jax.tree.map(
-        lambda leaf: (leaf.shape, str(leaf.dtype)),
-        (clients.train, clients.validation, clients.test),
-    )
+def shapes(clients: Federation) -> Any:
+    """Shapes and types of the clients' examples."""
+    splits = (clients.train, clients.validation, clients.test)
+    return jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), splits)
 
 
 def damage(folder: Path) -> str:
     """Describes what is wrong with the files of a finished cell; "" if they are intact or the cell is not finished."""
-    kept = manifest.read(folder)
-    if kept:
-        return (kept.damaged(folder) or "") if SUMMARY in kept.files else ""
+    recorded = manifest.read(folder)
+    if recorded:
+        return (recorded.damaged(folder) or "") if SUMMARY in recorded.files else ""
     if not (folder / SUMMARY).exists():
         return ""
-    for name in manifest.RECORDS:  # the manifest is missing or damaged
+
+    # The manifest is missing or damaged, so that all files are read.
+    readers = {".json": files.read_json, ".npz": files.read_npz}
+    for name in manifest.RECORDS:
+        read = readers.get(Path(name).suffix, files.read_jsonl)
         try:
-            {".json": files.read_json, ".npz": files.read_npz}.get(
-                Path(name).suffix, files.read_jsonl
-            )(folder / name)
+            read(folder / name)
         except Exception:  # a truncated file can make its reader raise anything
             return f"{name} cannot be read"
     cell = Cell.read(folder)
-    return (
-        ""
-        if cell.rows and cell.rows[-1]["round"] == cell.summary["last"]["round"]
-        else f"{ROWS} lacks rows"
-    )
+    is_whole = cell.rows and cell.rows[-1]["round"] == cell.summary["last"]["round"]
+    return "" if is_whole else f"{ROWS} lacks rows"

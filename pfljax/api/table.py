@@ -18,9 +18,9 @@ from pfljax.api.run import Folder
 from pfljax.api.study import Cell
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
-from pfljax.evaluation import gains
+from pfljax.evaluation import gains, statistics
 from pfljax.evaluation.metrics import is_percent
-from pfljax.evaluation.statistics import OfRuns, Trial, columns, compared, deviation
+from pfljax.evaluation.statistics import RunSummary, Trial, compared, deviation
 from pfljax.folder import files
 from pfljax.report import escaping, terms
 from pfljax.report.run_data import (
@@ -50,7 +50,7 @@ FILES = (
     "table.tex",
     "workers",
 )
-MAX_GAINS = 500  # of single clients, kept in a row
+MAX_GAINS = 500  # of single clients, in a row
 # heading of the only column that is measured, and differs when a study is repeated
 SECONDS = "s per round"
 FAILED = "failed"  # in place of a failed method's score
@@ -67,41 +67,46 @@ def method_row(
     histories = [cell.rows for cell in cells]
     score = score_of(summaries[0])
     sign = score_sign(summaries[0])
-    of = {name: OfRuns.of(values) for name, values in measures(summaries).items()}
+    means = {name: RunSummary.from_values(values) for name, values in measures(summaries).items()}
 
     # Curves over rounds: scores, megabytes and, with a clock, simulated seconds.
     rounds, curves = over_rounds(histories, score)
     sent = [np.nan_to_num(over_rounds(histories, name)[1]) for name in BYTES]
     traffic = np.sum(sent, axis=0) / 1e6
-    is_timed = np.isfinite(of["simulated"].mean)
-    clock = over_rounds(histories, "simulated_seconds")[1] if is_timed else None
     late = gains.trend(rounds, curves)
+    clock = None
+    seconds_to_target = None
+    if np.isfinite(means["simulated"].mean):
+        _, clock = over_rounds(histories, "simulated_seconds")
+        if target is not None:
+            seconds_to_target = times_to(target, curves, clock, sign)
 
+    # The last round of each run.
     seeds = []
     for summary, (_, split) in zip(summaries, trials, strict=True):
-        of_split = {} if split is None else {"split": split}
-        seeds.append({"seed": summary["seed"], **of_split, **summary["last"]})
+        numbers = {"seed": summary["seed"]}
+        if split is not None:
+            numbers["split"] = split
+        seeds.append(numbers | summary["last"])
     return {
         "method": title,
         "score": score,
         "higher_is_better": sign > 0,
-        "score_mean": of["score"].mean,
-        "score_std": of["score"].std,
-        "runs": of["score"].runs,
+        "score_mean": means["score"].mean,
+        "score_std": means["score"].std,
+        "runs": means["score"].runs,
         "seeds": seeds,
-        "best_mean": of["best"].mean,
-        "bottom_decile_mean": of["decile"].mean,
+        "best_mean": means["best"].mean,
+        "bottom_decile_mean": means["decile"].mean,
         **undefined(summaries, score),
         "best_unknown": any(map(lacks_best, cells)),
         "metrics": further_metrics(summaries, score),
-        "unseen_mean": of["unseen"].mean,
+        "unseen_mean": means["unseen"].mean,
         **terms.entries(summaries),
-        "megabytes_per_round": of["megabytes"].mean,
-        "seconds_per_round": of["seconds"].mean,
-        "simulated_mean": of["simulated"].mean,
-        "seconds_to_target": None
-        if clock is None or target is None
-        else times_to(target, curves, clock, sign),
+        "megabytes_per_round": means["megabytes"].mean,
+        "seconds_per_round": means["seconds"].mean,
+        "simulated_mean": means["simulated"].mean,
+        "seconds_to_target": seconds_to_target,
         **epsilons([summary["privacy"] or {} for summary in summaries]),
         "trend": late.verdict(sign),
         "late_change": late.change,
@@ -117,12 +122,13 @@ def further_metrics(summaries: Sequence[Mapping[str, Any]], score: str) -> dict[
     """Returns mean, deviation and number of runs of the metrics besides the score, accuracy among them, by name."""
     names = dict.fromkeys(["accuracy", *summaries[0].get("metrics", [])])
     lasts = [summary["last"] for summary in summaries]
-    found = {}
+    metrics = {}
     for name in names:
         is_known = name != "accuracy" or all(name in last for last in lasts)
         if name != score and is_known:
-            found[name] = OfRuns.of([last.get(name) for last in lasts])._asdict()
-    return found
+            values = RunSummary.from_values([last.get(name) for last in lasts])
+            metrics[name] = values._asdict()
+    return metrics
 
 
 def lacks_best(cell: Cell) -> bool:
@@ -147,15 +153,17 @@ def undefined(summaries: Sequence[Mapping[str, Any]], score: str) -> dict[str, f
 
 def failed_row(title: str, reason: str, about: Mapping[str, Any]) -> dict:
     """Returns the row of a method that failed, which says why and has no scores."""
-    unknown = OfRuns.of([])
+    unknown = RunSummary.from_values([])
     numbers = (
         "best_mean",
         "bottom_decile_mean",
         "unseen_mean",
         "gradients_per_round",
         "megabytes_per_round",
+        "seconds_per_round",
+        "simulated_mean",
+        "late_change",
     )
-    numbers += ("seconds_per_round", "simulated_mean", "late_change")
     return {
         "method": title,
         "failed": reason,
@@ -185,18 +193,20 @@ def times_to(target: float, curves: np.ndarray, clock: np.ndarray, sign: int) ->
         clock: (n, T) times of the evaluations.
         sign: 1 if high scores are good, -1 if low ones are.
     """
-    reached = sign * curves >= sign * target
-    return [
-        float(time[np.argmax(row)]) if row.any() else None
-        for row, time in zip(reached, clock, strict=True)
-    ]
+    is_reached = sign * curves >= sign * target
+    times: list[float | None] = []
+    for is_reached_by_run, run_clock in zip(is_reached, clock, strict=True):
+        first = np.argmax(is_reached_by_run)
+        times.append(float(run_clock[first]) if is_reached_by_run.any() else None)
+    return times
 
 
 def times_text(times: Sequence[float | None]) -> str:
     """Formats the times of runs that reached a score, and how many did not."""
-    never = sum(time is None for time in times)
-    found = OfRuns.of([time for time in times if time is not None]).text("{:.4g}".format)
-    return found + (f", never in {never}" if never else "")
+    known = [time for time in times if time is not None]
+    text = RunSummary.from_values(known).text("{:.4g}".format)
+    never = len(times) - len(known)
+    return f"{text}, never in {never}" if never else text
 
 
 class Column(NamedTuple):
@@ -221,57 +231,101 @@ def shown_columns(rows: Sequence[Mapping[str, Any]], target: float | None) -> li
         return bool(np.isfinite([_number(row.get(name)) for row in rows]).any())
 
     def entry(name: str) -> Callable[[Mapping[str, Any]], str]:
-        return lambda row: number(row[name])
+        def text(row: Mapping[str, Any]) -> str:
+            return number(row[name])
+
+        return text
 
     def method(row: Mapping[str, Any]) -> str:
         return row["method"]
 
     def score(row: Mapping[str, Any]) -> str:
-        return OfRuns(row["score_mean"], row["score_std"], row["runs"]).text(number)
+        return RunSummary(row["score_mean"], row["score_std"], row["runs"]).text(number)
 
-    found = [
+    columns = [
         Column("method", method),
         Column(f"{label_of(score_name)}{percent}", score),
     ]
 
-    # Intervals, ranks and differences, and which clients are helped.
-    heads, standings = columns(rows, number)
-    standing_of = {row["method"]: standing for row, standing in zip(rows, standings, strict=True)}
-    for place, head in enumerate(heads):
-        found.append(Column(head, lambda row, place=place: standing_of[row["method"]][place]))
+    # Intervals, ranks and differences, and the clients that are helped.
+    heads, standings = statistics.columns(rows, number)
+    standing_by_method = {}
+    for row, standing in zip(rows, standings, strict=True):
+        standing_by_method[row["method"]] = standing
+    for position, head in enumerate(heads):
+        cell = functools.partial(standing_cell, standings=standing_by_method, position=position)
+        columns.append(Column(head, cell))
     if any(row.get("clients_compared") for row in rows):
-        for place, head in enumerate(terms.EFFECTS):
-            found.append(Column(head, lambda row, place=place: terms.effects(row, number)[place]))
+        for position, head in enumerate(terms.EFFECTS):
+            cell = functools.partial(effect_cell, number=number, position=position)
+            columns.append(Column(head, cell))
 
     # Other scores.
     if known("best_mean"):
-        found.append(Column(f"best round by validation{percent}", entry("best_mean")))
+        columns.append(Column(f"best round by validation{percent}", entry("best_mean")))
     if score_name != "loss":
-        found.append(Column(f"bottom decile{percent}", entry("bottom_decile_mean")))
+        columns.append(Column(f"bottom decile{percent}", entry("bottom_decile_mean")))
     for name in dict.fromkeys(name for row in rows for name in row["metrics"]):
         head = "accuracy, %" if name == "accuracy" else name.replace("_", " ")
-        found.append(Column(head, lambda row, name=name: metric_text(row, name)))
+        columns.append(Column(head, functools.partial(metric_text, name=name)))
     if known("unseen_mean"):
-        found.append(Column("unseen clients", entry("unseen_mean")))
+        columns.append(Column("unseen clients", entry("unseen_mean")))
 
     # Privacy and time.
     for name, omitted in terms.EPSILONS.items():
         if any(row.get(name) for row in rows):
             cell = functools.partial(epsilon_cell, name=name, omitted=omitted)
-            found.append(Column(name.replace("_", " "), cell))
+            columns.append(Column(name.replace("_", " "), cell))
     if known("simulated_mean"):
-        found.append(Column("simulated s", lambda row: f"{_number(row.get('simulated_mean')):.4g}"))
+        columns.append(Column("simulated s", simulated_cell))
         if target is not None:
             head = f"simulated s to {number(target)}{percent.removeprefix(',')}"
-            found.append(Column(head, lambda row: times_text(row["seconds_to_target"])))
+            columns.append(Column(head, target_cell))
 
     # Terms of the comparison.
     if any(row.get("tuned") for row in rows):
-        found.append(Column("tuned", lambda row: row.get("tuned") or "-"))
-    for place, head in enumerate(terms.HEADS):
-        found.append(Column(head, lambda row, place=place: terms.cells(row)[place]))
-    found.append(Column(SECONDS, lambda row: f"{row['seconds_per_round']:.3g}"))
-    return found
+        columns.append(Column("tuned", tuned_cell))
+    for position, head in enumerate(terms.HEADS):
+        columns.append(Column(head, functools.partial(term_cell, position=position)))
+    columns.append(Column(SECONDS, seconds_cell))
+    return columns
+
+
+def standing_cell(
+    row: Mapping[str, Any], standings: Mapping[str, Sequence[str]], position: int
+) -> str:
+    """A cell of the columns of intervals, ranks and differences."""
+    return standings[row["method"]][position]
+
+
+def effect_cell(row: Mapping[str, Any], number: Callable[[float], str], position: int) -> str:
+    """A cell of the columns of single clients' gains."""
+    return terms.effects(row, number)[position]
+
+
+def simulated_cell(row: Mapping[str, Any]) -> str:
+    """The simulated seconds of a row."""
+    return f"{_number(row.get('simulated_mean')):.4g}"
+
+
+def target_cell(row: Mapping[str, Any]) -> str:
+    """The simulated seconds until the target is reached."""
+    return times_text(row["seconds_to_target"])
+
+
+def tuned_cell(row: Mapping[str, Any]) -> str:
+    """The values that were chosen by tuning."""
+    return row.get("tuned") or "-"
+
+
+def term_cell(row: Mapping[str, Any], position: int) -> str:
+    """A cell of the columns of the comparison's terms."""
+    return terms.cells(row)[position]
+
+
+def seconds_cell(row: Mapping[str, Any]) -> str:
+    """The measured seconds of a round."""
+    return f"{row['seconds_per_round']:.3g}"
 
 
 def _number(value: float | None) -> float:
@@ -281,9 +335,10 @@ def _number(value: float | None) -> float:
 
 def metric_text(row: Mapping[str, Any], name: str) -> str:
     """Formats a further metric of a row, which it may lack."""
-    values = row["metrics"].get(name)
-    of_runs = OfRuns.of([]) if values is None else OfRuns(**values)
-    return of_runs.text(number_of(True) if name == "accuracy" else "{:.3f}".format)
+    entries = row["metrics"].get(name)
+    values = RunSummary.from_values([]) if entries is None else RunSummary(**entries)
+    number = number_of(True) if name == "accuracy" else "{:.3f}".format
+    return values.text(number)
 
 
 def epsilon_cell(row: Mapping[str, Any], name: str, omitted: str) -> str:
@@ -303,6 +358,17 @@ class Table:
         task: "classification" or "regression".
         target: The score of the column of simulated seconds until it is reached; None: there is no such column.
         clients: The rows of `by_client`.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
+        >>> model = pfl.models.MLP(hidden=(4,))
+        >>> table = pfl.compare([pfl.FedAvg(), pfl.Local()], clients, model, rounds=2, seeds=[0, 1])
+        >>> heads, body = table.columns()
+        >>> heads[:2], len(body)
+        (['method', 'test accuracy, %'], 2)
+        >>> [row["client"] for row in table.by_client().rows]
+        [0, 1, 2, 3]
     """
 
     title: str
@@ -354,9 +420,18 @@ class Table:
     def by_client(self) -> ClientTable:
         """Returns a table with a row per client: test examples, also of each class, and each method's scores.
 
-        With a reference, it has differences to it. Clients whose scores rest on few examples of a class are marked. For
-        example, `print(table.by_client())` shows it, and `.to_pandas()`, `.to_csv()`, `.to_markdown()` and
-        `.to_latex()` convert it.
+        With a reference, it has differences to it. Clients whose scores rest on few examples of a class are marked.
+        `print(table.by_client())` shows the table; see `ClientTable` for its conversions.
+
+        Examples:
+            >>> import pfljax as pfl
+            >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
+            >>> model = pfl.models.MLP(hidden=(4,))
+            >>> methods = [pfl.FedAvg(), pfl.Local()]
+            >>> table = pfl.compare(methods, clients, model, rounds=2, seeds=[0], reference="fedavg")
+            >>> by_client = table.by_client()
+            >>> len(by_client.rows), by_client.compared
+            (4, ['local'])
         """
         methods = [row["method"] for row in self.rows if not row.get("failed")]
         return ClientTable(self.title, self.clients, methods, self.score, reference_of(self.rows))
@@ -382,13 +457,16 @@ class Table:
         Raises:
             ArgumentError: if pandas is not installed.
         """
-        cells = [{"method": row["method"], **cell} for row in self.rows for cell in row["seeds"]]
-        if by == "method":
-            cells = [
-                {name: v for name, v in row.items() if not isinstance(v, list | dict)}
-                for row in self.rows
-            ]
-        return optional.load("pandas", "to_pandas").DataFrame(cells)
+        records = []
+        for row in self.rows:
+            if by == "method":
+                numbers = {
+                    name: value for name, value in row.items() if not isinstance(value, list | dict)
+                }
+                records.append(numbers)
+            else:
+                records += [{"method": row["method"], **last} for last in row["seeds"]]
+        return optional.load("pandas", "to_pandas").DataFrame(records)
 
     def plot_comparison(self) -> Any:
         """Plots final scores, scores over rounds and, with a reference, differences side by side.
@@ -463,10 +541,9 @@ class Table:
         """Returns the table as LaTeX, for the package booktabs.
 
         Args:
-            columns: Headings of the columns to keep, in this order, such as ["method", "test accuracy, %", "rank"];
-                None: those of a paper's table, which are the method, its score, the interval, the difference to the
-                reference, clients helped and hurt, metrics, and scores of unseen clients and epsilons if there are any.
-                `table.columns()[0]` are all.
+            columns: Headings of the columns, in this order, such as ["method", "test accuracy, %", "rank"];
+                `table.columns()[0]` has all. Default: the method, its score, the interval, the difference to the
+                reference, clients helped and hurt, metrics, scores of unseen clients and epsilons.
 
         Raises:
             ArgumentError: for a heading that the table does not have.
@@ -532,17 +609,16 @@ def latex(
 
 def write_table(
     title: str, heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path
-):
+) -> Path | None:
     """Writes table.md, .csv, .tex and .json (the rows), and a page of all runs. Returns the page's path or None."""
-    texts = [title, *terms.notes(rows)]
-    files.write_text(
-        out / "table.md",
-        "\n\n".join([tabular.markdown(heads, body), *map(escaping.markdown, texts)]) + "\n",
-    )
-    repeatable = [place for place, head in enumerate(heads) if head != SECONDS]
-    files.write_csv(
-        out / "table.csv", [[line[place] for place in repeatable] for line in (heads, *body)]
-    )
+    texts = map(escaping.markdown, [title, *terms.notes(rows)])
+    paragraphs = "\n\n".join([tabular.markdown(heads, body), *texts])
+    files.write_text(out / "table.md", f"{paragraphs}\n")
+
+    repeatable = [position for position, head in enumerate(heads) if head != SECONDS]
+    lines = [[cells[position] for position in repeatable] for cells in (heads, *body)]
+    files.write_csv(out / "table.csv", lines)
+
     files.write_text(out / "table.tex", latex(title, heads, body))
     files.write_json(out / "table.json", files.plain(rows))
     page = out / "report.html"
@@ -552,17 +628,23 @@ def write_table(
 def epsilons(ledgers: Sequence[dict]) -> dict[str, Any]:
     """Returns a row's epsilons of the runs, by example and by client, and what these do not cover; None: no privacy."""
     entries: dict[str, Any] = {}
-    of_both = (ledgers, [each.get("of_clients", {}) for each in ledgers])
-    for (name, omitted), of in zip(terms.EPSILONS.items(), of_both, strict=True):
-        entries[name] = [each["epsilon"] for each in of] if "epsilon" in of[0] else None
-        entries[omitted] = of[0].get("unaccounted")
+    client_ledgers = [ledger.get("of_clients", {}) for ledger in ledgers]
+    both = (ledgers, client_ledgers)
+    for (name, omitted), run_ledgers in zip(terms.EPSILONS.items(), both, strict=True):
+        first = run_ledgers[0]
+        entries[name] = None
+        if "epsilon" in first:
+            entries[name] = [ledger["epsilon"] for ledger in run_ledgers]
+        entries[omitted] = first.get("unaccounted")
     return entries
 
 
 def epsilon_text(values: Sequence[float | None]) -> str:
     """Formats the mean of several epsilons; None means no bound."""
     finite = [value for value in values if value is not None]
-    return f"{sum(finite) / len(finite):.2f}" if len(finite) == len(values) else "∞"
+    if len(finite) < len(values):
+        return "∞"
+    return f"{sum(finite) / len(finite):.2f}"
 
 
 def table_of(
@@ -588,24 +670,29 @@ def table_of(
         chosen: Entries of rows on what was chosen by tuning, by title.
         one_split: Whether all trials share a split of the data.
     """
-    finished = {title: each for title, each in cells.items() if each}
+    finished = {title: method_cells for title, method_cells in cells.items() if method_cells}
     first = next(iter(finished.values()), [])
     trials = trials or [Trial(cell.summary["seed"]) for cell in first]
     about = first[0].summary if first else about
 
+    # The title.
     scored = about.get("scored_clients")
-    sample = (
-        "" if scored is None else f"a sample of {scored:,} of {about['num_clients']:,} clients, "
-    )
-    title = (
-        f"{about['dataset']}, {sample}last of {about['rounds']} rounds, {over(trials, one_split)}"
-    )
+    sample = ""
+    if scored is not None:
+        sample = f"a sample of {scored:,} of {about['num_clients']:,} clients, "
+    rounds = f"last of {about['rounds']} rounds"
+    title = f"{about['dataset']}, {sample}{rounds}, {over(trials, one_split)}"
 
+    # The rows, with what compares them.
+    failures = failures or {}
+    chosen = chosen or {}
     rows = []
-    for name, each in cells.items():
-        reason = (failures or {}).get(name, "")
-        row = failed_row(name, reason, about) if reason else method_row(name, each, trials, target)
-        rows.append(row | dict((chosen or {}).get(name, {})))
+    for name, method_cells in cells.items():
+        if failures.get(name):
+            row = failed_row(name, failures[name], about)
+        else:
+            row = method_row(name, method_cells, trials, target)
+        rows.append(row | dict(chosen.get(name, {})))
     rows = compared(rows, score_of(about), score_sign(about), reference)
     if reference in finished:
         for row in rows:
@@ -616,23 +703,31 @@ def table_of(
 
 
 def effect_of(
-    own: Sequence[Cell], others: Sequence[Cell], trials: Sequence[Trial]
+    cells: Sequence[Cell], others: Sequence[Cell], trials: Sequence[Trial]
 ) -> dict[str, Any]:
-    """Returns a row's entries on single clients' gains over the reference; {} for the reference itself."""
-    if own is others:
+    """Returns a row's entries on single clients' gains over the reference; {} for the reference itself.
+
+    Args:
+        cells: The method's cells.
+        others: Those of the reference.
+        trials: Their seeds and splits.
+    """
+    if cells is others:
         return {}
-    score = score_of(own[0].summary)
+    summary = cells[0].summary
+    score = score_of(summary)
 
-    def by_trial(cells: Sequence[Cell]) -> dict[Trial, np.ndarray]:
-        scores = [
-            np.array([row.get(score) for row in cell.summary["per_client"]], float)
-            for cell in cells
-        ]
-        return dict(zip(trials, scores, strict=True))
+    def by_trial(method_cells: Sequence[Cell]) -> dict[Trial, np.ndarray]:
+        scores = {}
+        for trial, cell in zip(trials, method_cells, strict=True):
+            values = [row.get(score) for row in cell.summary["per_client"]]
+            scores[trial] = np.array(values, float)
+        return scores
 
-    before, after = gains.pairs(by_trial(own), by_trial(others)).T
-    gained = np.sort((after - before) * score_sign(own[0].summary))[::-1]
-    effect = gains.Effect.of(gained)
+    before, after = gains.pairs(by_trial(cells), by_trial(others)).T
+    ascending = np.sort(score_sign(summary) * (after - before))
+    gained = ascending[::-1]
+    effect = gains.Effect.from_gains(gained)
     shown = gained[evenly(len(gained), MAX_GAINS)].tolist() if len(gained) else []
     return {
         "clients_helped": effect.helped,
@@ -647,7 +742,8 @@ def named(trials: Sequence[Trial], one_split: bool = False) -> str:
     """Describes the trials, for titles; `one_split` says that seeds share a split of the data."""
 
     def listed(word: str, numbers: Sequence[int | None]) -> str:
-        return f"{word}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+        plural = "s" if len(numbers) > 1 else ""
+        return f"{word}{plural} {', '.join(map(str, numbers))}"
 
     seeds = list(dict.fromkeys(trial.seed for trial in trials))
     splits = list(dict.fromkeys(trial.split for trial in trials))
@@ -655,9 +751,8 @@ def named(trials: Sequence[Trial], one_split: bool = False) -> str:
         return f"{listed('seed', seeds)} on {listed('split', splits)}"
     if len(seeds) == 1:
         return listed("seed", seeds)
-    return listed("seed", seeds) + (
-        " on one split" if one_split else ", each on a split of its own"
-    )
+    shared = " on one split" if one_split else ", each on a split of its own"
+    return f"{listed('seed', seeds)}{shared}"
 
 
 def over(trials: Sequence[Trial], one_split: bool = False) -> str:

@@ -22,7 +22,7 @@ from pfljax.api.run import (
     padded_alike,
     start,
 )
-from pfljax.api.study import Rerun, in_parts
+from pfljax.api.study import Rerun, in_halves
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.contract.speech import logger, with_former_say
 from pfljax.data import Federation, distinct_codes
@@ -59,9 +59,8 @@ class Point(NamedTuple):
     @property
     def values(self) -> dict[str, Any]:
         """The values by name; the learning rate is "learning_rate"."""
-        return ({} if self.learning_rate is None else {"learning_rate": self.learning_rate}) | dict(
-            self.hyperparameters
-        )
+        values = {} if self.learning_rate is None else {"learning_rate": self.learning_rate}
+        return values | dict(self.hyperparameters)
 
     def at(self, name: str, value: Any) -> Point:
         """Returns the point with another value."""
@@ -71,11 +70,8 @@ class Point(NamedTuple):
 
     def applied(self, method: Any, local: LocalTraining) -> tuple[Any, LocalTraining]:
         """Returns a method and local training with these values."""
-        local = (
-            local
-            if self.learning_rate is None
-            else dataclasses.replace(local, learning_rate=self.learning_rate)
-        )
+        if self.learning_rate is not None:
+            local = dataclasses.replace(local, learning_rate=self.learning_rate)
         return dataclasses.replace(method, **self.hyperparameters), local
 
     def __str__(self) -> str:
@@ -84,7 +80,7 @@ class Point(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """The result of a grid search. `compare` takes it in place of the method, with the values that it found.
+    """The result of a grid search. `compare` accepts it as a method, which it trains with the best values.
 
     Attributes:
         points: The grid.
@@ -92,13 +88,23 @@ class Tuning:
             averaged over the runs of each point; negative if low scores are good, as losses are. NaN if a run diverged.
         losses: Validation losses; they break ties between equal scores.
         before: The searches for other hyperparameters before this one, whose best values it uses.
-        at_edge: Names of the best point's values that are the least or largest of those tried, although there are
-            further values that the method and its network accept.
+        at_edge: Names of the best point's values that are the least or largest of those tried, although the method
+            and its network accept further ones.
         seeds: The seeds that the scores are means over.
         chosen_on: Codes of the validation examples that the scores are of, without those whose x is also that of a test
             example of the same splits; see `data.distinct_codes`.
         method: The method with the best hyperparameters.
         local: Local training at the best rate.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> clients = pfl.data.digits(num_clients=4, train_examples=8, validation_fraction=0.5)
+        >>> model = pfl.models.MLP(hidden=(4,))
+        >>> tuning = pfl.tune(pfl.Local(), clients, model, rounds=2, rates=[0.01, 0.1], widen=0, seeds=[7])
+        >>> [point.learning_rate for point in tuning.points]
+        [0.01, 0.1]
+        >>> tuning.best in tuning.points
+        True
     """
 
     points: list[Point]
@@ -112,10 +118,10 @@ class Tuning:
     local: LocalTraining | None = dataclasses.field(default=None, compare=False)
 
     def __repr__(self) -> str:
-        tried = "; ".join(map("{} ({:.4f})".format, self.points, self.scores))
-        return f"Tuning({terms.values(self.best.values, self.at_edge)} of {tried})"
+        best = terms.values(self.best.values, self.at_edge)
+        return f"Tuning({best} of {tried(self.points, self.scores)})"
 
-    def of(self, method: Any, local: LocalTraining) -> Tuning:
+    def applied(self, method: Any, local: LocalTraining) -> Tuning:
         """Returns the search with a method and local training at its best point."""
         method, local = self.best.applied(method, local)
         return dataclasses.replace(self, method=method, local=local)
@@ -128,23 +134,30 @@ class Tuning:
     @property
     def best(self) -> Point:
         """The point with the best score."""
-        found = [number for number, score in enumerate(self.scores) if not np.isnan(score)]
-        return self.points[
-            max(found, key=lambda number: (self.scores[number], -self.losses[number]))
-        ]
+
+        def score_and_loss(number: int) -> tuple[float, float]:
+            return self.scores[number], -self.losses[number]
+
+        known = [number for number, score in enumerate(self.scores) if not np.isnan(score)]
+        return self.points[max(known, key=score_and_loss)]
+
+
+def tried(points: Sequence[Point], scores: Sequence[float]) -> str:
+    """Formats points with their scores, such as "mu=0.1 (0.8123); mu=1.0 (0.7954)"."""
+    texts = [f"{point} ({score:.4f})" for point, score in zip(points, scores, strict=True)]
+    return "; ".join(texts)
 
 
 def grid(
     rates: Sequence[float] = (), hyperparameters: Mapping[str, Sequence[Any]] | None = None
 ) -> list[Point]:
     """Returns all combinations of learning rates and hyperparameter values."""
-    names = list(hyperparameters or {})
-    values = list((hyperparameters or {}).values())
-    return [
-        Point(rate, dict(zip(names, chosen, strict=True)))
-        for rate in (rates or [None])
-        for chosen in itertools.product(*values)
-    ]
+    hyperparameters = hyperparameters or {}
+    points = []
+    for rate in rates or [None]:
+        for values in itertools.product(*hyperparameters.values()):
+            points.append(Point(rate, dict(zip(hyperparameters, values, strict=True))))
+    return points
 
 
 @with_former_say
@@ -166,7 +179,7 @@ def search(
         make: (point, trial) -> run. The run's clients need validation examples.
         rounds: Number of rounds.
         widen: See `tune`.
-        path: A JSON file that keeps the scores; None: none.
+        path: A JSON file for the scores; None: none.
         rerun: "changed" scores the points again if the file has scores of something else.
 
     Raises:
@@ -179,48 +192,48 @@ def search(
 
     runs = [run for point in points for run in runs_at(point)]
     name = runs[0].experiment.name
-    found = None
     about = {} if path is None else described(points, trials, runs[: len(trials)], rounds, widen)
+    tuning = None
     if path is not None and path.exists():
-        found = earlier_scores(path, about, runs_at, rerun)
-    if found is None:
+        tuning = earlier_scores(path, about, runs_at, rerun)
+    if tuning is None:
         logger.info(f"  {name}: tuning, {len(points)} points, {len(trials)} runs each")
-        found = Tuning(list(points), *scores_of(runs, len(trials), rounds))
-        if np.isnan(found.scores).all():
+        scores, losses = scores_of(runs, len(trials), rounds)
+        tuning = Tuning(list(points), scores, losses)
+        if np.isnan(tuning.scores).all():
             raise RunError(f"tuning: {name} diverges at every point of the grid")
-        found = widened(found, runs_at, rounds, widen)
+        tuning = widened(tuning, runs_at, rounds, widen)
         if path is not None:
-            scores = {name: getattr(found, name) for name in ("scores", "losses", "at_edge")}
-            tried = {
-                "points": [point._asdict() for point in found.points],
-                "best": found.best._asdict(),
+            results = {
+                "points": [point._asdict() for point in tuning.points],
+                "best": tuning.best._asdict(),
+                "scores": tuning.scores,
+                "losses": tuning.losses,
+                "at_edge": tuning.at_edge,
+                "programs": programs_at(tuning.points, runs_at, rounds),
             }
-            programs = programs_at(found.points, runs_at, rounds)
-            files.write_json(path, about | tried | scores | {"programs": programs})
-    logger.info(
-        f"  {name}: {found.best} of {'; '.join(map('{} ({:.4f})'.format, found.points, found.scores))}"
-    )
-    for value in found.at_edge:
+            files.write_json(path, about | results)
+    logger.info(f"  {name}: {tuning.best} of {tried(tuning.points, tuning.scores)}")
+    for value in tuning.at_edge:
         logger.info(f"  {name}: {value} is at the edge of the values tried; others may do better")
-    return found
+    return tuning
 
 
 def described(
     points: Sequence[Point], trials: Sequence[Any], runs: Sequence[Run], rounds: int, widen: int
 ) -> dict[str, Any]:
-    """What a file of scores says of its search, besides programs, which a new search must have in common with it."""
+    """Entries of a file of scores that a new search must have in common with it, besides the programs."""
     experiments = [run.experiment for run in runs]
-    return files.plain(
-        {
-            "settings": experiments[0].config["settings"],
-            "data": [each.config["data"] for each in experiments],
-            "rounds": rounds,
-            "trials": list(trials),
-            "grid": [point._asdict() for point in points],
-            "widen": widen,
-            "score": chosen_score(experiments[0]),
-        }
-    )
+    entries = {
+        "settings": experiments[0].config["settings"],
+        "data": [experiment.config["data"] for experiment in experiments],
+        "rounds": rounds,
+        "trials": list(trials),
+        "grid": [point._asdict() for point in points],
+        "widen": widen,
+        "score": chosen_score(experiments[0]),
+    }
+    return files.plain(entries)
 
 
 def chosen_score(experiment: Experiment) -> str | None:
@@ -243,44 +256,61 @@ def programs_at(
 
 
 def programs_of(runs: Sequence[Run], rounds: int) -> list[dict[str, Any]]:
-    """The programs of the points of a grid, of which those that differ only in numbers have one."""
+    """The programs of a grid's points; points that differ only in numbers share one."""
     groups = groups_alike([run.experiment for run in runs])
     return [runs[group[0]].experiment.with_rounds(rounds).program() for group in groups]
 
 
 def widened(
-    found: Tuning, runs_at: Callable[[Point], list[Run]], rounds: int, widen: int
+    tuning: Tuning, runs_at: Callable[[Point], list[Run]], rounds: int, widen: int
 ) -> Tuning:
-    """Tries values beyond the edges at which the best point lies, up to `widen` times; `runs_at` makes a point's."""
-    method = runs_at(found.best)[0].experiment.method
+    """Tries values beyond the edges at which the best point lies, up to `widen` times.
+
+    Args:
+        tuning: The scores of the grid.
+        runs_at: point -> its runs.
+        rounds: Number of rounds.
+        widen: See `tune`.
+    """
+    method = runs_at(tuning.best)[0].experiment.method
     fields = {**fields_of(type(method)), "learning_rate": fields_of(LocalTraining)["learning_rate"]}
     for step in range(widen + 1):
-        best = found.best
-        further = {}
-        for name, value in grids.beyond_edges(
-            [point.values for point in found.points], best.values, fields
-        ).items():
+        # The points beyond the edges, with their runs.
+        best = tuning.best
+        values_tried = [point.values for point in tuning.points]
+        further: dict[str, tuple[Point, list[Run]]] = {}
+        for name, value in grids.beyond_edges(values_tried, best.values, fields).items():
+            point = best.at(name, value)
             with contextlib.suppress(ArgumentError):  # such as more layers than the network has
-                further[name] = (point := best.at(name, value), runs_at(point))
-        found = dataclasses.replace(found, at_edge=list(further))
+                further[name] = (point, runs_at(point))
+        tuning = dataclasses.replace(tuning, at_edge=list(further))
         if not further or step == widen:
             break
-        points, runs = zip(*further.values(), strict=True)
-        logger.info(
-            f"  {method.info.name}: the edge of the grid wins; also trying {'; '.join(map(str, points))}"
+
+        # Their scores.
+        points = [point for point, _ in further.values()]
+        runs_of_points = [runs for _, runs in further.values()]
+        names = "; ".join(map(str, points))
+        logger.info(f"  {method.info.name}: the edge of the grid wins; also trying {names}")
+        runs = list(itertools.chain(*runs_of_points))
+        scores, losses = scores_of(runs, len(runs_of_points[0]), rounds)
+        tuning = Tuning(
+            points=[*tuning.points, *points],
+            scores=[*tuning.scores, *scores],
+            losses=[*tuning.losses, *losses],
         )
-        scores, losses = scores_of([*itertools.chain(*runs)], len(runs[0]), rounds)
-        found = Tuning([*found.points, *points], [*found.scores, *scores], [*found.losses, *losses])
-    return found
+    return tuning
 
 
 def scores_of(runs: Sequence[Run], trials: int, rounds: int) -> tuple[list[float], list[float]]:
     """Trains the runs of each point in turn, `trials` of them. Returns the points' mean scores and losses."""
+
+    def train(group: Sequence[Run]) -> list[tuple[float, float]]:
+        return final_scores(group, rounds)
+
     scores = np.full((len(runs), 2), np.nan)
-    for group in groups_alike([run.experiment for run in runs]):
-        scores[group] = in_parts(
-            lambda part: final_scores(part, rounds), [runs[number] for number in group]
-        )
+    for numbers in groups_alike([run.experiment for run in runs]):
+        scores[numbers] = in_halves(train, [runs[number] for number in numbers])
     means, losses = scores.reshape(-1, trials, 2).mean(axis=1).T
     return means.tolist(), losses.tolist()
 
@@ -296,8 +326,7 @@ def search_in_turn(
     folder: Path | None = None,
     **options: Any,
 ) -> Tuning:
-    """Tunes the rate and the first hyperparameters together, then each further hyperparameter at the best values so
-    far.
+    """Tunes the rate and the first hyperparameters together, then each further one at the best values so far.
 
     Args:
         rates: Learning rates to try.
@@ -316,15 +345,16 @@ def search_in_turn(
     further = names[together:]
     paths = score_files(folder, further) if folder else [None] * (1 + len(further))
     points = grid(rates, {name: hyperparameters[name] for name in names[:together]})
-    found = []
-    for name, path in zip(["", *further], paths, strict=True):
-        if found:
-            best = found[-1].best
-            points = [best.at(name, value) for value in hyperparameters[name]]
-        tuning = search(points, trials, make, rounds, path=path, **options)
-        at_edge = [name for each in (*found[-1:], tuning) for name in each.at_edge]
-        found.append(dataclasses.replace(tuning, before=[*found], at_edge=at_edge))
-    return found[-1]
+    first_path, *further_paths = paths
+    tuning = search(points, trials, make, rounds, path=first_path, **options)
+    before = []
+    for name, path in zip(further, further_paths, strict=True):
+        before.append(tuning)
+        points = [tuning.best.at(name, value) for value in hyperparameters[name]]
+        further_tuning = search(points, trials, make, rounds, path=path, **options)
+        at_edge = [*tuning.at_edge, *further_tuning.at_edge]
+        tuning = dataclasses.replace(further_tuning, before=[*before], at_edge=at_edge)
+    return tuning
 
 
 def score_files(folder: Path, further: Sequence[str]) -> list[Path]:
@@ -335,17 +365,16 @@ def score_files(folder: Path, further: Sequence[str]) -> list[Path]:
 def papers_hyperparameters(method: Any, tell_groups: bool = False) -> dict[str, Sequence[Any]]:
     """The hyperparameters of a method, or of its class, that its paper tunes, with their values.
 
-    Hyperparameters that the method is told are left out, and those of an instance that have other values than their
-    defaults.
+    Leaves out numbers of groups that the method gets, and those of an instance that differ from their defaults.
     """
     known = numbers_of_groups(method) if tell_groups else []
-    found = {}
+    hyperparameters = {}
     for field in dataclasses.fields(method):
         values = field.metadata.get("grid")
         is_set = not isinstance(method, type) and getattr(method, field.name) != field.default
         if values and field.name not in known and not is_set:
-            found[field.name] = values
-    return found
+            hyperparameters[field.name] = values
+    return hyperparameters
 
 
 def earlier_scores(
@@ -358,7 +387,7 @@ def earlier_scores(
 
     Args:
         path: The file.
-        about: What the search is now; see `described`.
+        about: The entries of the present search; see `described`.
         runs_at: point -> its runs, whose programs must be those of the file.
         rerun: See `search`.
 
@@ -374,7 +403,7 @@ def earlier_scores(
         scores = list(map(number, before["scores"]))
         losses = list(map(number, before["losses"]))
         points = [Point(**point) for point in before["points"]]
-        found = Tuning(points, scores, losses, at_edge=before["at_edge"])
+        tuning = Tuning(points, scores, losses, at_edge=before["at_edge"])
         different = changed_entries(before, about)
         if not different:
             different = changed_programs(before["programs"], points, runs_at, about["rounds"])
@@ -388,7 +417,7 @@ def earlier_scores(
     if different:
         return None
     logger.info(f"  {path}: already tuned")
-    return found
+    return tuning
 
 
 def other_scores(path: Path, different: Sequence[str]) -> ArgumentError:
@@ -422,8 +451,9 @@ def changed_programs(
         return [error.argument]
     if len(now) != len(before):
         return ["programs"]
-    for was, program in zip(before, now, strict=True):
-        if different := fingerprint.differences(was, program):
+    for program_before, program in zip(before, now, strict=True):
+        different = fingerprint.differences(program_before, program)
+        if different:
             return different
     return []
 
@@ -438,13 +468,13 @@ def final_scores(runs: Sequence[Run], rounds: int) -> list[tuple[float, float]]:
         return [DIVERGED] * len(runs)
     rows = [history.rows[-1] for history in trainer.histories]
     if "validation_loss" not in rows[0]:
-        raise ArgumentError(
-            "clients", "have no validation examples to tune on; set validation_fraction above 0"
-        )
-    scores = [validation_score(run.experiment, row) for run, row in zip(runs, rows, strict=True)]
-    return [
-        DIVERGED if number in trainer.diverged else score for number, score in enumerate(scores)
-    ]
+        text = "have no validation examples to tune on; set validation_fraction above 0"
+        raise ArgumentError("clients", text)
+    scores = []
+    for number, (run, row) in enumerate(zip(runs, rows, strict=True)):
+        score = validation_score(run.experiment, row)
+        scores.append(DIVERGED if number in trainer.diverged else score)
+    return scores
 
 
 def validation_score(experiment: Experiment, row: Mapping[str, Any]) -> tuple[float, float]:
@@ -458,9 +488,8 @@ def validation_score(experiment: Experiment, row: Mapping[str, Any]) -> tuple[fl
     value = row[f"validation_{score}"]
     if np.isnan(value) and np.isfinite(loss):
         text = "is undefined on the validation examples of every client, such as an AUROC with a single class"
-        raise ArgumentError(
-            "score", f"{text}; accepted: another score, or more validation examples", score
-        )
+        accepted = "accepted: another score, or more validation examples"
+        raise ArgumentError("score", f"{text}; {accepted}", score)
     return sign_of(score, experiment.lower_is_better) * value, loss
 
 
@@ -477,18 +506,12 @@ def hyperparameters_to_try(
     hyperparameters = with_present_names(hyperparameters, fields_of(type(method)), method.info.name)
     known = [field.name for field in dataclasses.fields(method)]
     for name, values in hyperparameters.items():
-        if (
-            name not in known
-            or not isinstance(values, Sequence)
-            or isinstance(values, str)
-            or not values
-        ):
-            accepted = (
-                f"accepted: values for the hyperparameters {', '.join(known)}"
-                if known
-                else "the method has no hyperparameters"
-            )
-            raise ArgumentError(argument, accepted, name)
+        is_list = isinstance(values, Sequence) and not isinstance(values, str)
+        if name not in known or not is_list or not values:
+            text = "the method has no hyperparameters"
+            if known:
+                text = f"accepted: values for the hyperparameters {', '.join(known)}"
+            raise ArgumentError(argument, text, name)
         # combinations are checked when their runs are made
         for value in values if one_by_one else ():
             dataclasses.replace(method, **{name: value})
@@ -547,40 +570,64 @@ def tune(
     Raises:
         ArgumentError: if the method has no such hyperparameter.
         RunError: if a run diverges at every point.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> clients = pfl.data.digits(num_clients=4, train_examples=8, validation_fraction=0.5)
+        >>> model = pfl.models.MLP(hidden=(4,))
+        >>> values = {"mu": [0.01, 0.1]}
+        >>> tuning = pfl.tune(
+        ...     pfl.FedProx(), clients, model, rounds=2, hyperparameters=values, widen=0, seeds=[7]
+        ... )
+        >>> tuning.method.mu in values["mu"]
+        True
+        >>> table = pfl.compare([tuning], clients, model, rounds=2, seeds=[0])
+        >>> table.rows[0]["method"], len(table.rows[0]["seeds"])
+        ('fedprox', 1)
     """
-    hyperparameters = hyperparameters_to_try(
-        check_method(method), hyperparameters or {}, in_turn, options.get("tell_groups", False)
-    )
+    check_method(method)
+    tell_groups = options.get("tell_groups", False)
+    hyperparameters = hyperparameters_to_try(method, hyperparameters or {}, in_turn, tell_groups)
     check_splits(clients, splits)
     if splits is None and not isinstance(clients, Federation):
         text = "validation examples of another split may be test examples of the table; accepted: the table's splits"
         raise ArgumentError("splits", f"required if clients are a function: {text}")
     trials = trials_on(list(seeds), splits)
-    data_of = data_to_tune_on(data_of_trials(clients, trials), trials, trials)
-    default = local or LocalTraining()
+    data_by_trial = data_to_tune_on(data_of_trials(clients, trials), trials, trials)
+    default_local = local or LocalTraining()
 
     def make(point: Point, trial: Trial) -> Run:
-        own, how = point.applied(method, default)
-        return Run(own, data_of[trial].clients, model, how, seed=trial.seed, **options)
+        tuned_method, tuned_local = point.applied(method, default_local)
+        tuned_clients = data_by_trial[trial].clients
+        return Run(tuned_method, tuned_clients, model, tuned_local, seed=trial.seed, **options)
 
     folder = None if out is None else Path(out)
     if folder:
         files.check_writable(folder)
-    how = {
-        "together": 1 if in_turn else len(hyperparameters),
-        "folder": folder,
-        "rerun": rerun,
-        "widen": widen,
-    }
-    with locks.locked([folder] if folder else [], lambda line: None):
-        found = search_in_turn(rates, hyperparameters, trials, make, rounds, **how).of(
-            method, default
+    with locks.locked([folder] if folder else [], ignore):
+        tuning = search_in_turn(
+            rates,
+            hyperparameters,
+            trials,
+            make,
+            rounds,
+            together=1 if in_turn else len(hyperparameters),
+            folder=folder,
+            rerun=rerun,
+            widen=widen,
         )
-    distinct = {id(each.clients): each.clients for each in data_of.values()}.values()
+    tuning = tuning.applied(method, default_local)
+
     # Where rows are too few to tell validation and test examples apart, a warning has said so.
-    tested = distinct_codes(distinct, "test")
-    chosen_on = np.setdiff1d(distinct_codes(distinct, "validation"), tested)
-    return dataclasses.replace(found, seeds=list(seeds), chosen_on=chosen_on)
+    distinct = {id(split.clients): split.clients for split in data_by_trial.values()}
+    tested = distinct_codes(distinct.values(), "test")
+    validated = distinct_codes(distinct.values(), "validation")
+    chosen_on = np.setdiff1d(validated, tested)
+    return dataclasses.replace(tuning, seeds=list(seeds), chosen_on=chosen_on)
+
+
+def ignore(line: str) -> None:
+    """Drops a line of the lock."""
 
 
 def trials_on(
@@ -598,10 +645,13 @@ def trials_on(
     if splits is None and split_of_seed is None:
         return [Trial(seed) for seed in seeds]
     if splits is None:
-        own = itertools.cycle(sorted(split_of_seed or ()))
-        return [Trial(seed, split) for seed, split in zip(seeds, own, strict=False)]
+        in_turn = itertools.cycle(sorted(split_of_seed or ()))
+        return [Trial(seed, split) for seed, split in zip(seeds, in_turn, strict=False)]
+
     splits = sorted(splits)
-    num = max(len(seeds), len(splits))
-    return [
-        Trial(seeds[number % len(seeds)], splits[number % len(splits)]) for number in range(num)
-    ]
+    trials = []
+    for number in range(max(len(seeds), len(splits))):
+        seed = seeds[number % len(seeds)]
+        split = splits[number % len(splits)]
+        trials.append(Trial(seed, split))
+    return trials

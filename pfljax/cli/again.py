@@ -18,7 +18,7 @@ from pfljax.settings import own_files, recorded
 def clients(config: Mapping[str, Any]) -> tuple[Federation, Federation | None]:
     """Builds the training clients of a config.json, and those held out of training (or None)."""
     settings = settings_of(config)
-    return build.build_clients(settings, trial_of(config).of_data)
+    return build.build_clients(settings, trial_of(config).data_seed)
 
 
 def run(

@@ -320,7 +320,7 @@ def table_options(settings: Settings, names: Mapping[str, str]) -> dict[str, Any
         settings = settings.replace(
             validation_fraction=settings.validation_fraction or TUNING_FRACTION
         )
-    federation, _ = cached_clients(settings, trials_of(settings)[0].of_data)
+    federation, _ = cached_clients(settings, trials_of(settings)[0].data_seed)
 
     def config_of(title: str, trial: Trial, chosen: Mapping[str, Any]) -> dict:
         name = names[title]
@@ -397,7 +397,7 @@ def check_cells(settings: Settings, groups: Sequence[tuple[Settings, str, Path]]
     """
     settings.check_read([variant for variant, _, _ in groups])
     for variant, name, out in groups:
-        clients, _ = cached_clients(variant, trials_of(variant)[0].of_data)
+        clients, _ = cached_clients(variant, trials_of(variant)[0].data_seed)
         if clients.task == "regression":
             raise settings.error("dataset", "has no classes; accepted: classification data sets")
         arranged_cells(variant, name, out).check()

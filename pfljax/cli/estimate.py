@@ -58,7 +58,7 @@ def run(settings: Settings) -> None:
     settings = settings.with_defaults(names)
     settings.check_read()
     trial = build.Trial(settings.seed, settings.split)
-    clients = build.cached_clients(settings, trial.of_data)
+    clients = build.cached_clients(settings, trial.data_seed)
 
     def make(name: str) -> api.Run:
         return build.build_run(settings, name, clients, trial)

@@ -61,7 +61,7 @@ def run(settings: Settings) -> None:
     settings = settings.with_defaults(names)
     settings.check_read()
     trial = build.Trial(settings.seed, settings.split)
-    clients = build.build_clients(settings, trial.of_data)
+    clients = build.build_clients(settings, trial.data_seed)
     run_of_flags = build.build_run(settings, names[0], clients, trial)
     out = folder(settings)
     unseen = f" and {clients[1].num_clients} unseen ones" if clients[1] else ""

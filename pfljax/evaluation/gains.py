@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from pfljax.evaluation.statistics import EQUAL, OfRuns, Trial, interval
+from pfljax.evaluation.statistics import EQUAL, RunSummary, Trial, interval
 
 FAR = 0.05  # a loss of accuracy that is counted separately, as a fraction
 LATE = 0.25  # the share of the rounds in which a trend is looked for
@@ -37,7 +37,7 @@ class Effect(NamedTuple):
     clients: int  # number of clients, added up over runs
 
     @classmethod
-    def of(cls, gains: np.ndarray) -> Effect:
+    def from_gains(cls, gains: np.ndarray) -> Effect:
         """Summarizes gains (n,), one per client and run."""
         if not len(gains):
             return cls(math.nan, math.nan, math.nan, math.nan, math.nan, 0)
@@ -75,25 +75,29 @@ class Trend(NamedTuple):
         return IMPROVING if sign * self.change > 0 else WORSE
 
 
-def pairs(own: ClientScores, others: ClientScores) -> Float[np.ndarray, "n 2"]:
-    """Returns the scores of the clients of all runs that two methods have in common: the other's, and the method's own.
+def pairs(scores: ClientScores, others: ClientScores) -> Float[np.ndarray, "n 2"]:
+    """Returns clients' scores in all runs that two methods have in common: with the other, and with the method.
 
     Clients without test examples are left out, and runs that scored different numbers of clients.
     """
-    scores = [np.empty((0, 2))]
-    for trial in common_trials(own, others):
-        scores.append(np.stack([others[trial], own[trial]], axis=1))
-    joined = np.concatenate(scores)
+    pairs_of_runs = [np.empty((0, 2))]
+    for trial in common_trials(scores, others):
+        pairs_of_runs.append(np.stack([others[trial], scores[trial]], axis=1))
+    joined = np.concatenate(pairs_of_runs)
     return joined[np.isfinite(joined).all(axis=1)]
 
 
-def common_trials(own: ClientScores, others: ClientScores) -> list[Trial]:
+def common_trials(scores: ClientScores, others: ClientScores) -> list[Trial]:
     """Runs in which both methods scored the same number of clients."""
-    return [trial for trial in own if trial in others and own[trial].shape == others[trial].shape]
+    trials = []
+    for trial, values in scores.items():
+        if trial in others and values.shape == others[trial].shape:
+            trials.append(trial)
+    return trials
 
 
 def mean_gain(
-    own: ClientScores, others: ClientScores, data: Mapping[Trial, Any], sign: int = 1
+    scores: ClientScores, others: ClientScores, data: Mapping[Trial, Any], sign: int = 1
 ) -> tuple[float, float, float]:
     """Returns clients' mean gain with one method instead of another, and the ends of its 95 % t interval over clients.
 
@@ -101,26 +105,26 @@ def mean_gain(
     clients of the same kind, with these runs' first models and mini-batches.
 
     Args:
-        own: Scores with the method.
+        scores: Scores with the method.
         others: Scores with the other method.
         data: What identifies the clients and examples of a run.
         sign: 1 if high scores are good, -1 if low ones are.
     """
-    # Each client's gain, by data, in each run.
-    of_data: dict[Any, list[np.ndarray]] = {}
-    for trial in common_trials(own, others):
-        gains = sign * (own[trial] - others[trial])
-        of_data.setdefault(data[trial], []).append(gains)
+    # Each client's gain in each run, by data.
+    gains_by_data: dict[Any, list[np.ndarray]] = {}
+    for trial in common_trials(scores, others):
+        gains = sign * (scores[trial] - others[trial])
+        gains_by_data.setdefault(data[trial], []).append(gains)
 
     # Its mean over the runs with the same data.
-    of_clients = [np.empty(0)]
-    for gains_of_runs in of_data.values():
-        of_clients.append(np.mean(gains_of_runs, axis=0))
-    means = np.concatenate(of_clients)
+    client_means = [np.empty(0)]
+    for run_gains in gains_by_data.values():
+        client_means.append(np.mean(run_gains, axis=0))
+    means = np.concatenate(client_means)
     means = means[np.isfinite(means)]
 
     low, high = interval(means)
-    return OfRuns.of(means).mean, low, high
+    return RunSummary.from_values(means).mean, low, high
 
 
 def trend(rounds: Sequence[int], curves: Float[np.ndarray, "runs T"]) -> Trend:

@@ -51,12 +51,12 @@ class Metric:
     Attributes:
         function: (outputs, y) -> a number.
         higher_is_better: Whether high values are good.
-        of_logits: Whether the function gets logits in place of probabilities.
+        takes_logits: Whether the function gets logits in place of probabilities.
     """
 
     function: Function
     higher_is_better: bool = True
-    of_logits: bool = False
+    takes_logits: bool = False
 
     def __call__(self, outputs: np.ndarray, y: np.ndarray) -> Any:
         return self.function(outputs, y)
@@ -78,15 +78,16 @@ def metric(function: Callable | None = None, *, higher_is_better: bool = True) -
     """
     if function is None:
         return functools.partial(metric, higher_is_better=higher_is_better)
-    inner = function.function if isinstance(function, Metric) else function
-    return Metric(inner, higher_is_better, isinstance(function, Metric) and function.of_logits)
+    if isinstance(function, Metric):
+        return dataclasses.replace(function, higher_is_better=higher_is_better)
+    return Metric(function, higher_is_better)
 
 
 def f1(logits: np.ndarray, y: np.ndarray) -> float:
     """Macro F1: the mean F1 of the classes that occur or are predicted."""
     from sklearn.metrics import f1_score  # heavy
 
-    logits, y = of_classes(logits, y)
+    logits, y = flat_classes(logits, y)
     if not y.size:
         return np.nan
     not_predicted: Any = 0  # F1 of classes that occur but are not predicted
@@ -96,7 +97,7 @@ def f1(logits: np.ndarray, y: np.ndarray) -> float:
 
 def balanced_accuracy(logits: np.ndarray, y: np.ndarray) -> float:
     """The mean recall of the classes that occur."""
-    logits, y = of_classes(logits, y)
+    logits, y = flat_classes(logits, y)
     if not y.size:
         return np.nan
     is_right = logits.argmax(axis=-1) == y
@@ -112,7 +113,7 @@ def auroc(logits: np.ndarray, y: np.ndarray) -> float:
     from scipy import special  # slow to import
     from sklearn.metrics import roc_auc_score  # heavy
 
-    logits, y = of_classes(logits, y)
+    logits, y = flat_classes(logits, y)
     classes = np.unique(y)
     if len(classes) < 2:
         return np.nan
@@ -128,7 +129,7 @@ def calibration_error(logits: np.ndarray, y: np.ndarray) -> float:
     """The expected calibration error: |accuracy - confidence| in 15 equal bins of confidence, weighted by size."""
     from scipy import special  # slow to import
 
-    logits, y = of_classes(logits, y)
+    logits, y = flat_classes(logits, y)
     if not y.size:
         return np.nan
     confidence = special.softmax(logits, axis=-1).max(axis=-1)
@@ -142,7 +143,7 @@ def perplexity(logits: np.ndarray, y: np.ndarray) -> float:
     """exp of the mean negative log likelihood of all tokens, or other classes, that there are to predict."""
     from scipy import special  # slow to import
 
-    logits, y = of_classes(logits, y)
+    logits, y = flat_classes(logits, y)
     if not y.size:
         return np.nan
     log_probabilities = special.log_softmax(logits, axis=-1)
@@ -150,8 +151,8 @@ def perplexity(logits: np.ndarray, y: np.ndarray) -> float:
     return float(np.exp(-log_likelihood.mean()))
 
 
-def of_classes(logits: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Logits (m, C), float64, and classes (m,) of all places of sequences and images with a class to predict."""
+def flat_classes(logits: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Logits (m, C), float64, and classes (m,) of all positions of sequences and images with a class to predict."""
     logits = logits.reshape(-1, logits.shape[-1])
     y = y.reshape(-1).astype(np.int64)
     real = (y >= 0) & (y < logits.shape[-1])
@@ -183,11 +184,11 @@ def over_labels(function: Function) -> Function:
 
 
 METRICS: dict[str, Metric] = {
-    "f1": Metric(f1, of_logits=True),
-    "balanced_accuracy": Metric(balanced_accuracy, of_logits=True),
-    "auroc": Metric(auroc, of_logits=True),
-    "calibration_error": Metric(calibration_error, higher_is_better=False, of_logits=True),
-    "perplexity": Metric(perplexity, higher_is_better=False, of_logits=True),
+    "f1": Metric(f1, takes_logits=True),
+    "balanced_accuracy": Metric(balanced_accuracy, takes_logits=True),
+    "auroc": Metric(auroc, takes_logits=True),
+    "calibration_error": Metric(calibration_error, higher_is_better=False, takes_logits=True),
+    "perplexity": Metric(perplexity, higher_is_better=False, takes_logits=True),
 }
 
 
@@ -203,7 +204,7 @@ def named(
         names = [in_their_case(name, METRICS) for name in metrics or ()]
         metrics = {name: name for name in names}
     names_of_functions = {id(known.function): name for name, known in METRICS.items()}
-    of_run: dict[str, Metric] = {}
+    run_metrics: dict[str, Metric] = {}
     for name, function in metrics.items():
         known = names_of_functions.get(id(function))
         if isinstance(function, str):
@@ -211,24 +212,25 @@ def named(
             # The name of a metric that is listed, and not renamed, is written as in `METRICS`.
             name = known if name == function else name
         if known is not None:
-            of_run[name] = of_task(known, task)
+            run_metrics[name] = metric_for_task(known, task)
         elif isinstance(function, Metric):
-            of_run[name] = function
+            run_metrics[name] = function
         elif callable(function):
-            of_run[name] = Metric(function)
+            run_metrics[name] = Metric(function)
         else:
             text = "accepted: functions (outputs, y) -> number, by name"
             raise ArgumentError("metrics", text, name)
         check_name(name, reserved | TAKEN)
-    return of_run
+    return run_metrics
 
 
 def matching(name: str, names: Iterable[str]) -> str | None:
-    """The one of `names` that is the same but for upper and lower case; None if there is none, or if several are."""
+    """Returns the member of `names` that equals `name` but for case; None if none does, or several do."""
     names = list(names)
     if name in names:
         return name
-    same = [each for each in names if each.casefold() == name.casefold()]
+    wanted = name.casefold()
+    same = [candidate for candidate in names if candidate.casefold() == wanted]
     return same[0] if len(same) == 1 else None
 
 
@@ -266,15 +268,15 @@ def scored(
         return Scored(default, default != "loss", metrics)
     if not isinstance(score, str):
         return _scored_by_function(score, metrics, reserved, task)
-    of_task_itself = dict.fromkeys([default, "loss"])
-    name = matching(score, [*of_task_itself, *metrics])
-    if name in of_task_itself:
+    task_scores = dict.fromkeys([default, "loss"])
+    name = matching(score, [*task_scores, *metrics])
+    if name in task_scores:
         return Scored(name, name != "loss", metrics)
     if name is not None:
         return Scored(name, metrics[name].higher_is_better, metrics)
     known = matching(score, METRICS)
     if known is None or task == "regression":
-        accepted = dict.fromkeys([*of_task_itself, *metrics])
+        accepted = dict.fromkeys([*task_scores, *metrics])
         if task != "regression":
             accepted |= dict.fromkeys(METRICS)
         text = f"accepted: {', '.join(accepted)}, or a function (outputs, y) -> number"
@@ -317,7 +319,7 @@ def check_name(name: str, reserved: set[str]) -> None:
     raise ArgumentError("metrics", text, name)
 
 
-def of_task(name: str, task: str) -> Metric:
+def metric_for_task(name: str, task: str) -> Metric:
     """The metric of a name, in any case, for a task. Raises `ArgumentError` if there is none."""
     name = in_their_case(name, METRICS)
     if name not in METRICS:
@@ -343,10 +345,10 @@ def outputs_of(
 ) -> dict[str, PyTree]:
     """A client's outputs for its own examples (`OUTPUTS`): outputs (n_max, ...), y (n_max, ...) and size ()."""
 
-    def of_block(x: PyTree, y: Array) -> dict[str, Array]:
+    def block_outputs(x: PyTree, y: Array) -> dict[str, Array]:
         return {"outputs": outputs(problem, algorithm, prediction, x), "y": y}
 
-    return over_examples(of_block, split) | {"size": split.size}
+    return over_examples(block_outputs, split) | {"size": split.size}
 
 
 def row_bytes(problem: Problem, num_examples: int) -> int:
@@ -374,23 +376,24 @@ def number(value: Any) -> float:
 
 
 def measured(
-    metrics: Mapping[str, Metric], found: Mapping[str, np.ndarray], task: str
+    metrics: Mapping[str, Metric], clients: Mapping[str, np.ndarray], task: str
 ) -> dict[str, np.ndarray]:
-    """Computes metrics of clients' outputs, which `outputs_of` returned, in NumPy arrays.
+    """Computes metrics of `clients`, whose outputs `outputs_of` returned, in NumPy arrays.
 
     Returns one float32 for each client, by name; NaN for clients without examples. Raises `ArgumentError` if a function
     raises an error, or returns anything but a number.
     """
-    values = {name: np.full(len(found["size"]), np.nan, np.float32) for name in metrics}
-    for client in np.flatnonzero(found["size"]):
-        size = found["size"][client]
-        logits = found["outputs"][client, :size]
-        y = found["y"][client, :size]
+    sizes = clients["size"]
+    values = {name: np.full(len(sizes), np.nan, np.float32) for name in metrics}
+    for client in np.flatnonzero(sizes):
+        size = sizes[client]
+        logits = clients["outputs"][client, :size]
+        y = clients["y"][client, :size]
         predicted = probabilities(logits, task)
-        for name, of_client in metrics.items():
-            outputs = logits if of_client.of_logits else predicted
+        for name, function in metrics.items():
+            outputs = logits if function.takes_logits else predicted
             try:
-                values[name][client] = number(of_client(outputs, y))
+                values[name][client] = number(function(outputs, y))
             except Exception as error:  # a user's function
                 line, _, _ = str(error).partition("\n")
                 text = f"for outputs {outputs.shape} and y {y.shape}, raised {type(error).__name__}: {line}"

@@ -22,11 +22,11 @@ def outputs(problem: Problem, algorithm: Algorithm, prediction: Prediction, x: A
         return algorithm.apply(prediction.models, prediction.inputs, x)
     assert prediction.weights is not None
 
-    def of_model(params: Params) -> Array:
+    def apply(params: Params) -> Array:
         return problem.model.apply(params, x)
 
-    of_models = problem.plan.over_models(of_model, prediction.models)
-    return problem.model.mixed(prediction.weights, of_models)
+    model_outputs = problem.plan.over_models(apply, prediction.models)
+    return problem.model.mixed(prediction.weights, model_outputs)
 
 
 def predict(problem: Problem, algorithm: Algorithm, prediction: Prediction, x: Array) -> Array:
@@ -120,10 +120,10 @@ def summarize(
             "accuracy_bottom_decile": float(np.percentile(accuracy, 10)),
             "accuracy_min": float(accuracy.min()),
         }
-    for name, of_clients in values.items():
+    for name, client_values in values.items():
         if name in ("loss", "accuracy"):
             continue
-        known = of_clients[scored & ~np.isnan(of_clients)].astype(np.float64)
+        known = client_values[scored & ~np.isnan(client_values)].astype(np.float64)
         mean = float("nan")
         decile = float("nan")
         if known.size:

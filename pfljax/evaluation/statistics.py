@@ -36,7 +36,7 @@ class Trial(NamedTuple):
     split: int | None = None
 
     @property
-    def of_data(self) -> int:
+    def data_seed(self) -> int:
         """The seed that divides examples among clients."""
         return self.seed if self.split is None else self.split
 
@@ -50,7 +50,7 @@ Scores = Mapping[Trial, float]  # of one method
 Columns = tuple[list[str], list[list[str]]]  # headings, and cells by row
 
 
-class OfRuns(NamedTuple):
+class RunSummary(NamedTuple):
     """A number over runs. Runs in which it is NaN are left out."""
 
     mean: float  # the mean; NaN without runs
@@ -58,7 +58,7 @@ class OfRuns(NamedTuple):
     runs: int  # the number of runs
 
     @classmethod
-    def of(cls, values: Sequence[float | None] | np.ndarray) -> OfRuns:
+    def from_values(cls, values: Sequence[float | None] | np.ndarray) -> RunSummary:
         """Summarizes a number's values (n,), one per run."""
         known = np.array(values, float)
         known = known[~np.isnan(known)]
@@ -147,11 +147,11 @@ def in_units(scores: Scores) -> dict[int | None, float]:
             known[trial] = score
 
     by_split = has_splits(known)
-    of_units: dict[int | None, list[float]] = {}
+    scores_by_unit: dict[int | None, list[float]] = {}
     for (seed, split), score in known.items():
         unit = split if by_split else seed
-        of_units.setdefault(unit, []).append(score)
-    return {unit: float(np.mean(of_unit)) for unit, of_unit in of_units.items()}
+        scores_by_unit.setdefault(unit, []).append(score)
+    return {unit: float(np.mean(unit_scores)) for unit, unit_scores in scores_by_unit.items()}
 
 
 def has_splits(trials: Iterable[Trial]) -> bool:
@@ -162,8 +162,8 @@ def has_splits(trials: Iterable[Trial]) -> bool:
 def paired(scores: Scores, others: Scores) -> np.ndarray:
     """Returns a method's score minus another's in each unit (n,) of their common trials."""
     differences = {trial: scores[trial] - others[trial] for trial in scores if trial in others}
-    of_units = in_units(differences)
-    return np.array([*of_units.values()])
+    scores_by_unit = in_units(differences)
+    return np.array([*scores_by_unit.values()])
 
 
 def difference(scores: Scores, others: Scores, sign: int = 1) -> Difference:
@@ -172,7 +172,7 @@ def difference(scores: Scores, others: Scores, sign: int = 1) -> Difference:
     low, high = interval(gains)
     better = sign * np.where(np.abs(gains) < EQUAL, 0, gains)
     return Difference(
-        difference=OfRuns.of(gains).mean,
+        difference=RunSummary.from_values(gains).mean,
         difference_low=low,
         difference_high=high,
         p=sign_flip(gains),
@@ -186,42 +186,42 @@ def ranks(scores: Mapping[str, Scores], sign: int = 1) -> dict[str, int | None]:
     """Ranks methods by their scores; those that do not separate from the best of their rank share it.
 
     Methods are sorted by mean. The first opens rank 1. Each next one shares the rank if it does not separate from the
-    method that opened it (see `Difference.separates`). Otherwise it opens a rank, which is its place in the order, such
-    as 1, 1, 3. The levels are not adjusted for the number of comparisons, and a shared rank does not show that methods
-    are equal. A method with fewer than two units has no rank (None). `sign` is -1 if low scores are good.
+    method that opened it (see `Difference.separates`). Otherwise it opens a rank, which is its position in the order,
+    such as 1, 1, 3. The levels are not adjusted for the number of comparisons, and a shared rank does not show that
+    methods are equal. A method with fewer than two units has no rank (None). `sign` is -1 if low scores are good.
     """
     means = {}
-    for name, of_method in scores.items():
-        if len(in_units(of_method)) > 1:
-            means[name] = OfRuns.of([*of_method.values()]).mean
+    for name, method_scores in scores.items():
+        if len(in_units(method_scores)) > 1:
+            means[name] = RunSummary.from_values([*method_scores.values()]).mean
     in_order = sorted(means, key=lambda name: -sign * means[name])
 
-    of_methods: dict[str, int | None] = dict.fromkeys(scores)
+    rank_by_method: dict[str, int | None] = dict.fromkeys(scores)
     rank = 0
     first = ""  # the method that opened the rank
     for position, name in enumerate(in_order, 1):
         if not first or difference(scores[name], scores[first], sign).separates:
             rank = position
             first = name
-        of_methods[name] = rank
-    return of_methods
+        rank_by_method[name] = rank
+    return rank_by_method
 
 
 def standings(
     scores: Mapping[str, Scores], sign: int = 1, reference: str | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Returns what a table says of each method besides its mean and deviation; `sign` is -1 if low scores are good.
+    """Returns each method's entries of a table besides its mean and deviation; `sign` is -1 if low scores are good.
 
     By method "unit" ("split" or "seed"), "units" (their number), "interval_low" and "interval_high" (of the mean),
     "rank" and, with a reference method, "reference" and the entries of `Difference`, which are None for the reference.
     """
     ranked = ranks(scores, sign)
     entries = {}
-    for name, of_method in scores.items():
-        units = in_units(of_method)
+    for name, method_scores in scores.items():
+        units = in_units(method_scores)
         low, high = interval([*units.values()])
         entry: dict[str, Any] = {
-            "unit": "split" if has_splits(of_method) else "seed",
+            "unit": "split" if has_splits(method_scores) else "seed",
             "units": len(units),
             "interval_low": low,
             "interval_high": high,
@@ -231,13 +231,13 @@ def standings(
             entry["reference"] = reference
             fields = dict.fromkeys(Difference._fields)
             if name != reference:
-                fields = difference(of_method, scores[reference], sign)._asdict()
+                fields = difference(method_scores, scores[reference], sign)._asdict()
             entry |= fields
         entries[name] = entry
     return entries
 
 
-def found_reference(reference: str | None, methods: Mapping[str, str]) -> str | None:
+def find_reference(reference: str | None, methods: Mapping[str, str]) -> str | None:
     """Returns the title of the method that the others of a table are compared with; None: there is none.
 
     Args:
@@ -275,12 +275,12 @@ def compared(
     """
     scores = {}
     for row in rows:
-        of_method = {}
+        method_scores = {}
         for run in row["seeds"]:
             trial = Trial(run["seed"], run.get("split"))
             value = run.get(score)
-            of_method[trial] = math.nan if value is None else value
-        scores[row["method"]] = of_method
+            method_scores[trial] = math.nan if value is None else value
+        scores[row["method"]] = method_scores
     entries = standings(scores, sign, reference)
     return [{**row, **entries[row["method"]]} for row in rows]
 
@@ -319,9 +319,9 @@ def difference_columns(
             cells.append(["-"] * 3)
             continue
         entries = {name: row[name] for name in Difference._fields}
-        of_row = Difference(**entries)
-        counts = f"{of_row.wins}/{of_row.ties}/{of_row.losses}"
-        cells.append([of_row.text(number), p_text(of_row.p), counts])
+        compared_with = Difference(**entries)
+        counts = f"{compared_with.wins}/{compared_with.ties}/{compared_with.losses}"
+        cells.append([compared_with.text(number), p_text(compared_with.p), counts])
     return [f"over {references[0].split('/')[-1]}", "p", "win/tie/loss"], cells
 
 
@@ -355,7 +355,7 @@ def p_text(p: float) -> str:
     return "-" if math.isnan(p) else f"{p:.2g}"
 
 
-def told(rows: Sequence[Mapping[str, Any]]) -> str:
+def explanation(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns sentences on what intervals and ranks rest on, from rows of `standings`; "" without intervals."""
     known = [row for row in rows if row.get("units", 0) > 1]
     if not known:
@@ -366,7 +366,7 @@ def told(rows: Sequence[Mapping[str, Any]]) -> str:
     if any(unit == "split" for unit, _ in counts):
         units += ", each with the mean over its seeds"
 
-    # How methods are told apart.
+    # How methods are separated.
     test = "sign-flip tests"
     if any(number < FEWEST for _, number in counts):
         test = f"t intervals of the paired differences; sign-flip tests need {FEWEST} or more to reach 5 %"

@@ -61,6 +61,15 @@ class LocalTraining:
         matmul_precision: What a float32 product means in all of the run's programs, see `jax.default_matmul_precision`:
             default, high, highest, or in other words bfloat16, tensorfloat32, float32; None: JAX's own setting, by
             which a TPU multiplies in bfloat16.
+
+    Examples:
+        >>> import optax
+        >>> import pfljax as pfl
+        >>> local = pfl.LocalTraining(optax.sgd, 0.1, batch_size=4, epochs=2)
+        >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
+        >>> run = pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP(hidden=(4,)), local)
+        >>> run.train(rounds=1, progress=False).history[-1]["round"]
+        1
     """
 
     optimizer: optax.GradientTransformation | Callable[[Any], optax.GradientTransformation] = (

@@ -130,7 +130,7 @@ def write_comparison(
     if reference in failed:
         reference = None
     names = {run.title.rpartition("/")[2]: run.run.summary["method"] for run in runs}
-    reference = statistics.found_reference(reference, names)
+    reference = statistics.find_reference(reference, names)
 
     write_missing_pages(runs)
     methods = group_runs(runs, page.parent.resolve())
@@ -379,7 +379,7 @@ def methods_table(
     caption = f"Means over runs. {terms.BUDGET} Click a heading to sort."
     sentences = [terms.LOWER] if score.sign < 0 else []
     sentences.append(f"The score of a run is its {score.label}, {terms.weighting(score.name)}.")
-    sentences += [statistics.told(standing_rows), LATE]
+    sentences += [statistics.explanation(standing_rows), LATE]
     if any(terms.EDGE in method.tuned for method in methods):
         sentences.append(terms.AT_EDGE)
     text = " ".join(sentence for sentence in sentences if sentence)
@@ -388,7 +388,7 @@ def methods_table(
 
 def mean_text(name: str, method: Method, score: Score) -> str:
     """Formats a measure's mean over runs, and its deviation if it is a score."""
-    summary = statistics.OfRuns.of(method.measures[name])
+    summary = statistics.RunSummary.from_values(method.measures[name])
     if name in ("score", "decile"):
         return summary.text(number_of(score.percent))
     return f"{summary.mean:.3g}" if summary.runs else "-"
@@ -446,7 +446,7 @@ def effects_section(
     number = number_of(score.percent)
     body = []
     for pair in pairs_of(methods, reference):
-        effect = gains.Effect.of(score.sign * (pair.scores[:, 1] - pair.scores[:, 0]))
+        effect = gains.Effect.from_gains(score.sign * (pair.scores[:, 1] - pair.scores[:, 0]))
         mean, low, high = mean_gain(pair.method, pair.reference, score.sign)
         cells = [pair.method.title, statistics.signed_interval(mean, low, high, number)]
         cells += [share_text(effect.helped), share_text(effect.hurt)]
@@ -560,10 +560,10 @@ def client_table(rows: Sequence[Mapping[str, Any]], score: Score, reference: str
         if any_classes:
             cells.append(classes_text(row.get("classes") or {}))
         for method in methods:
-            summary = statistics.OfRuns.of([])
+            summary = statistics.RunSummary.from_values([])
             if row["scores"].get(method):
                 mean, std, runs = row["scores"][method]
-                summary = statistics.OfRuns(as_number(mean), as_number(std), int(runs))
+                summary = statistics.RunSummary(as_number(mean), as_number(std), int(runs))
             text = summary.text(number)
             cells.append(text.removesuffix(f" ({all_runs})"))
         for method in compared:

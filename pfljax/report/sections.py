@@ -115,8 +115,10 @@ def never_trained(summary: Mapping[str, Any], score: Score) -> list[Element]:
         text += (
             f" and {'is' if count == 1 else 'are'} served the {str(served).removeprefix('the ')}"
         )
-    theirs = score_text(score.name, entry.get("score"))
-    others = score_text(score.name, entry.get("others"))
+    # A run of an earlier version has another score in this entry.
+    is_same = entry.get("metric", score.name) == score.name
+    theirs = score_text(score.name, entry.get("score") if is_same else None)
+    others = score_text(score.name, entry.get("others") if is_same else None)
     if theirs is not None:
         text += f". Their mean {score.label} is {theirs}"
     if theirs is not None and others is not None:

@@ -90,7 +90,7 @@ def values(chosen: Mapping[str, Any], at_edge: Sequence[str] = ()) -> str:
     """Describes chosen values, by name, and marks those at the edge of the values tried."""
     texts = []
     for name, value in chosen.items():
-        short = "rate" if name == "learning_rate" else name
+        short = "learning rate" if name == "learning_rate" else name
         number = f"{value:g}" if isinstance(value, float) else str(value)
         texts.append(f"{short} {number}{EDGE if name in at_edge else ''}")
     return ", ".join(texts)
@@ -134,7 +134,7 @@ def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines += means(rows)
 
     # Intervals, clients and trends.
-    intervals = statistics.told(rows)
+    intervals = statistics.explanation(rows)
     if intervals:
         lines.append(intervals)
     references = [row["reference"] for row in rows if row.get("clients_compared")]

@@ -60,6 +60,19 @@ class Execution:
             more clients than fit on the devices; or on "disk", which stores the state of clients that have taken part.
         cache_features: Whether the outputs of frozen layers before anything trained are computed once per example
             instead of in every step, where that is possible and saves enough.
+
+    Examples:
+        >>> import numpy as np
+        >>> import pfljax as pfl
+        >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
+        >>> model = pfl.models.MLP(hidden=(4,))
+        >>> results = []
+        >>> for client_store in ("device", "host"):
+        ...     execution = pfl.Execution(client_store=client_store, devices=1)
+        ...     run = pfl.Run(pfl.Ditto(), clients, model, execution=execution)
+        ...     results.append(run.train(rounds=1, progress=False))
+        >>> bool(np.allclose(results[0].per_client_accuracy, results[1].per_client_accuracy))
+        True
     """
 
     plan: Plan = "auto"

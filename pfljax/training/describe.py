@@ -137,7 +137,7 @@ def inputs(scaling: Any, examples: Any) -> str:
 def features(experiment: Experiment) -> list[tuple[str, str]]:
     """Says what is computed once per example, or why nothing is though layers are frozen."""
     if experiment.features:
-        return [("features", experiment.features.said)]
+        return [("features", experiment.features.line)]
     if experiment.not_cached:
         return [("features", f"computed in every step: {experiment.not_cached}")]
     return []

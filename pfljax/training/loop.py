@@ -729,9 +729,10 @@ class Trainer:
             summary["never_trained"] = None
             return
         compiled = self.compiled
-        summary["per_client"] = with_rounds_trained(summary["per_client"], history.trained)
+        rows = with_rounds_trained(summary["per_client"], history.trained)
+        summary["per_client"] = rows
         summary["never_trained"] = never_trained.summarized(
-            self.experiments[number], compiled.algorithm, compiled.state, history
+            self.experiments[number], compiled.algorithm, compiled.state, history, rows
         )
         line = never_trained.line(summary["never_trained"])
         if line:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from pfljax.contract.types import Algorithm, State
-from pfljax.evaluation import metrics as evaluation
 from pfljax.folder.history import History
 from pfljax.run.experiment import Experiment
 
 LATECOMERS = "latecomers"  # name of the stage by which clients predict as newcomers
+WEIGHTED = ("accuracy", "loss")  # scores whose means are weighted by test examples
 LEAST = 0.5  # expected clients from which the plan speaks of them
 
 
@@ -81,45 +82,65 @@ def forecast(experiment: Experiment, algorithm: Algorithm, state: State) -> str:
 
 
 def summarized(
-    experiment: Experiment, algorithm: Algorithm, state: State, history: History
+    experiment: Experiment, algorithm: Algorithm, state: State, history: History, rows: list[dict]
 ) -> dict[str, Any] | None:
     """Returns the summary's "never_trained"; None if an earlier version did not record who trained.
+
+    Args:
+        experiment: The run.
+        algorithm: Its method.
+        state: The shapes of its state.
+        history: Its history.
+        rows: The summary's "per_client", with "rounds_trained".
 
     Returns:
         "count": number of clients that have never trained.
         "num_clients": number of all clients.
-        "metric": "accuracy", or the score of another task.
-        "score": its mean over these clients, weighted by their test examples; None without any.
-        "others": its mean over the other clients.
         "served": what these clients predict with.
+        And the entries of `scores`.
     """
     if history.trained is None:
         return None
-    never = history.trained == 0
-    federation = experiment.federation
-    metric = evaluation.score_of_task(federation.task)
-    values = np.asarray(history.results[f"{metric}_test"][-1])
-    sizes = np.asarray(federation.test.size)
-    never_of_scored = never
-    if experiment.scored is not None:
-        sizes = sizes[experiment.scored]
-        never_of_scored = never[experiment.scored]
-    return {
-        "count": int(never.sum()),
-        "num_clients": len(never),
-        "metric": metric,
-        "score": weighted_mean(values, sizes, never_of_scored),
-        "others": weighted_mean(values, sizes, ~never_of_scored),
+    count = int((history.trained == 0).sum())
+    entry = {
+        "count": count,
+        "num_clients": len(history.trained),
         "served": served(algorithm, state).name,
+    }
+    return entry | scores(rows, experiment.score_name)
+
+
+def scores(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
+    """Returns how the clients that have never trained score, and the others.
+
+    Accuracy and loss are weighted by test examples, as in the history; means of other metrics are plain.
+
+    Args:
+        rows: The summary's "per_client", with "rounds_trained".
+        metric: The name of the run's score.
+
+    Returns:
+        "metric": `metric`.
+        "score": its mean over the clients that have never trained; None if it is undefined for all.
+        "others": its mean over the other clients; None if it is undefined for all.
+    """
+    values = np.array([row[metric] for row in rows], float)
+    sizes = np.array([row["n_test"] for row in rows], float)
+    never = np.array([row["rounds_trained"] == 0 for row in rows], bool)
+    weights = sizes if metric in WEIGHTED else np.ones_like(sizes)
+    is_scored = (sizes > 0) & np.isfinite(values)
+    return {
+        "metric": metric,
+        "score": mean(values, weights, never & is_scored),
+        "others": mean(values, weights, ~never & is_scored),
     }
 
 
-def weighted_mean(values: np.ndarray, sizes: np.ndarray, chosen: np.ndarray) -> float | None:
-    """The mean of some clients' scores, weighted by their test examples; None if there are none."""
-    chosen = chosen & (sizes > 0) & np.isfinite(values)
+def mean(values: np.ndarray, weights: np.ndarray, chosen: np.ndarray) -> float | None:
+    """The weighted mean of the chosen values; None if there are none."""
     if not chosen.any():
         return None
-    return float(np.average(values[chosen], weights=sizes[chosen]))
+    return float(np.average(values[chosen], weights=weights[chosen]))
 
 
 def line(summary: dict[str, Any] | None) -> str:

@@ -341,7 +341,7 @@ def test_names_of_clients_are_told(client, hint, clients):
 
 def test_a_number_that_is_a_name_is_told_as_a_name(clients):
     named = dataclasses.replace(clients, client_names=np.array(["1", "3", "5", "7", "9", "11"]))
-    message = r"^client=7: accepted: 0 to 5, or a name, which is text: '7'$"
+    message = r"^client=7: accepted: 0 to 5, or the name '7', a string$"
     with pytest.raises(pfl.ArgumentError, match=message):
         named.client_number(7)
     assert named.client_number("7") == 3

@@ -329,8 +329,7 @@ def test_runs_have_the_score_of_scikit_learn_and_a_reference_of_any_case(tmp_pat
 
 
 def compared(out, **options):
-    lines = []
-    found = pfl.compare(
+    return pfl.compare(
         ["local", "fedavg"],
         hospitals,
         MODEL,
@@ -339,35 +338,40 @@ def compared(out, **options):
         eval_every=2,
         reference="LOCAL",
         out=out,
-        say=lines.append,
         **options,
     )
-    return found, "\n".join(lines)
 
 
 @pytest.mark.slow
-def test_another_score_of_a_finished_study_trains_nothing(tmp_path):
-    by_accuracy, _ = compared(tmp_path, metrics=["auroc"])
+def test_another_score_of_a_finished_study_trains_nothing(tmp_path, said):
+    by_accuracy = compared(tmp_path, metrics=["auroc"])
     checkpoints = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/checkpoints/*")}
-    by_auroc, said = compared(tmp_path, metrics=["auroc"], score="auroc")
-    assert said.count("already finished; its score is now auroc") == 4
+    by_auroc = compared(tmp_path, metrics=["auroc"], score="auroc")
+    assert "\n".join(said).count("already finished; its score is now auroc") == 4
     assert checkpoints == {p: p.stat().st_mtime_ns for p in tmp_path.glob("*/*/checkpoints/*")}
     assert by_auroc.rows[1]["score"] == "auroc" and by_auroc.rows[1]["reference"] == "local"
     assert by_auroc.rows[1]["score_mean"] == by_accuracy.rows[1]["metrics"]["auroc"]["mean"]
-    fresh, _ = compared(tmp_path / "fresh", score="auroc")
+    fresh = compared(tmp_path / "fresh", score="auroc")
     assert fresh.rows[1]["best_mean"] == by_auroc.rows[1]["best_mean"]
-    again, said = compared(tmp_path, metrics=["auroc"], score="auroc")
-    assert "now auroc" not in said and again.rows[1]["best_mean"] == fresh.rows[1]["best_mean"]
+    said.clear()
+    again = compared(tmp_path, metrics=["auroc"], score="auroc")
+    assert "now auroc" not in "\n".join(said)
+    assert again.rows[1]["best_mean"] == fresh.rows[1]["best_mean"]
     assert "test auroc" in (tmp_path / "table.md").read_text()
     rows = files.read_json(tmp_path / "by_client.json")
     assert [row["client"] for row in rows] == NAMES
+    summary = files.read_json(tmp_path / "fedavg" / "seed-0" / "summary.json")
+    trained = [row["auroc"] for row in summary["per_client"] if row["auroc"] is not None]
+    never_trained = summary["never_trained"]
+    assert never_trained["metric"] == "auroc" and never_trained["score"] is None
+    assert never_trained["others"] == pytest.approx(np.mean(trained))
 
 
 @pytest.mark.slow
-def test_a_metric_that_earlier_rounds_lack_leaves_the_best_round_unknown(tmp_path):
+def test_a_metric_that_earlier_rounds_lack_leaves_the_best_round_unknown(tmp_path, said):
     compared(tmp_path)
-    found, said = compared(tmp_path, score="auroc")
-    assert "it lacks the metrics auroc" in said
+    found = compared(tmp_path, score="auroc")
+    assert "it lacks the metrics auroc" in "\n".join(said)
     assert math.isnan(found.rows[0]["best_mean"])
     assert any("best round by validation is unknown" in note for note in found.notes)
 

@@ -27,9 +27,10 @@ def test_clients_of_common_runs_are_paired_and_those_without_a_score_are_left_ou
 
 def test_shares_of_clients_that_are_helped_and_hurt():
     """Of five gains two are positive, two negative, and one loses more than five points; exactly five are not more."""
-    effect = Effect.of(np.array([0.2, 0.0, -0.05, 0.1, -0.3]))
+    effect = Effect.from_gains(np.array([0.2, 0.0, -0.05, 0.1, -0.3]))
     assert effect == Effect(0.4, 0.4, 0.2, -0.3, 0.0, 5)
-    assert np.isnan(Effect.of(np.empty(0))[:5]).all() and Effect.of(np.empty(0)).clients == 0
+    nobody = Effect.from_gains(np.empty(0))
+    assert np.isnan(nobody[:5]).all() and nobody.clients == 0
 
 
 def test_the_mean_gain_counts_a_client_once():

@@ -9,7 +9,7 @@ import pytest
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.evaluation import statistics
-from pfljax.evaluation.statistics import OfRuns
+from pfljax.evaluation.statistics import RunSummary
 
 # Upper 2.5 % points of Student's t distribution, from a printed table, by degrees of freedom.
 STUDENT = {1: 12.706, 2: 4.303, 4: 2.776, 9: 2.262, 29: 2.045}
@@ -26,15 +26,16 @@ def of_splits(values):
 
 
 def test_a_deviation_is_that_of_the_sample():
-    found = OfRuns.of([1.0, 2.0, None, 6.0, math.nan])  # mean 3; squares 4 + 1 + 9 = 14, over 3 - 1
+    # mean 3; squares 4 + 1 + 9 = 14, over 3 - 1
+    found = RunSummary.from_values([1.0, 2.0, None, 6.0, math.nan])
     assert found == (3.0, pytest.approx(math.sqrt(7)), 3)
     assert found.text(PERCENT) == "3.0 ± 2.6 (3)"
     np.testing.assert_allclose(statistics.deviation([[0.0, 1.0], [2.0, 1.0]]), [math.sqrt(2), 0])
 
 
 def test_a_single_run_has_no_deviation():
-    one = OfRuns.of([0.5])
-    none = OfRuns.of([math.nan])
+    one = RunSummary.from_values([0.5])
+    none = RunSummary.from_values([math.nan])
     assert (one.mean, one.runs) == (0.5, 1) and math.isnan(one.std) and one.text(PERCENT) == "0.5"
     assert none.runs == 0 and none.text(PERCENT) == "-"
     assert np.isnan(statistics.deviation(np.ones((1, 3)))).all()
@@ -146,7 +147,7 @@ def test_a_method_with_one_run_has_no_rank_and_no_interval():
     )
     assert found["b"]["difference"] is None
     alone = [*statistics.standings({"a": of_seeds(0.5)}).values()]
-    assert statistics.columns(alone, PERCENT) == ([], [[]]) and statistics.told(alone) == ""
+    assert statistics.columns(alone, PERCENT) == ([], [[]]) and statistics.explanation(alone) == ""
     pair = [*statistics.standings({"a": of_seeds(3.0), "b": of_seeds(1.0)}, reference="b").values()]
     assert statistics.columns(pair, PERCENT)[1] == [["+2.0", "-", "1/0/0"], ["-"] * 3]
 
@@ -159,8 +160,8 @@ def test_a_table_shows_intervals_ranks_and_differences():
     # Splits: a has 3 and 5, so 4 and a half of 12.706; b has 2 and 1; the differences are 1 and 4.
     assert body[0] == ["[-8.7, 16.7]", "1", "+2.5 [-16.6, +21.6]", "0.5", "2/0/0"]
     assert body[1] == ["[-4.9, 7.9]", "1", "-", "-", "-"]
-    assert "over 2 splits, each with the mean over its seeds" in statistics.told(rows)
-    assert "need 6 or more" in statistics.told(rows)
+    assert "over 2 splits, each with the mean over its seeds" in statistics.explanation(rows)
+    assert "need 6 or more" in statistics.explanation(rows)
     assert [statistics.signed_text(value, PERCENT) for value in (1.25, -0.01, -2)] == [
         "+1.2",
         "0.0",
@@ -183,10 +184,10 @@ def test_deviations_over_runs_are_computed_in_one_place():
 def test_a_reference_is_a_title_or_the_name_of_a_method_in_any_case():
     methods = {"Local": "local", "Mine": "fedavg", "mu 1": "fedprox", "mu 2": "fedprox"}
     found = [
-        statistics.found_reference(name, methods) for name in ("local", "LOCAL", "FedAvg", None)
+        statistics.find_reference(name, methods) for name in ("local", "LOCAL", "FedAvg", None)
     ]
     assert found == ["Local", "Local", "Mine", None]
     with pytest.raises(ArgumentError, match="one of mu 1, mu 2"):
-        statistics.found_reference("fedprox", methods)
+        statistics.find_reference("fedprox", methods)
     with pytest.raises(ArgumentError, match="a method of the table: Local, Mine, mu 1, mu 2"):
-        statistics.found_reference("ditto", methods)
+        statistics.find_reference("ditto", methods)

@@ -205,12 +205,12 @@ def test_figure1_compares_the_letter_with_ours_and_resumes(tmp_path):
 
 def test_splits_and_seeds_are_crossed():
     trials = build.trials_of(parse(table1.define, ["--splits=4,7", "--seeds=0,1"]))
-    assert [(trial.of_data, trial.seed) for trial in trials] == [(4, 0), (4, 1), (7, 0), (7, 1)]
+    assert [(trial.data_seed, trial.seed) for trial in trials] == [(4, 0), (4, 1), (7, 0), (7, 1)]
     assert (
         trials[1].folder == "split-4-seed-1" and table.named(trials) == "seeds 0, 1 on splits 4, 7"
     )
     alone = build.trials_of(parse(table1.define, ["--seeds=5"]))
-    assert [(trial.of_data, trial.folder) for trial in alone] == [(5, "seed-5")]
+    assert [(trial.data_seed, trial.folder) for trial in alone] == [(5, "seed-5")]
 
 
 @pytest.mark.parametrize(

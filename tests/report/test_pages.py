@@ -764,6 +764,8 @@ def test_a_page_says_who_never_trained_and_where_the_time_went(undrawn, tmp_path
     nobody = {"count": 0, "score": None, "others": 0.75, "served": "global model"}
     assert sections.never_trained({"never_trained": nobody}, score) == []
     assert sections.never_trained({}, score) == []
+    (other,) = sections.never_trained({"never_trained": entry | {"metric": "loss"}}, score)
+    assert other.text == "1,234 clients have never trained and are served the global model."
 
 
 def use_auroc(folder, values):

@@ -10,7 +10,7 @@ import toys
 from pfljax.exchange.rounds import cohort_of
 from pfljax.run.experiment import Execution
 from pfljax.stages.faults import Faults
-from pfljax.training import loop
+from pfljax.training import loop, never_trained
 from pfljax.training.loop import Schedule
 from pfljax.training.outcome import make_key
 
@@ -107,6 +107,27 @@ def test_the_summary_tells_of_them(trained):
     rounds = [row["rounds_trained"] for row in outcome.summary["per_client"]]
     assert [client for client, count in enumerate(rounds) if not count] == never.tolist()
     assert sum(rounds) == 2 * ROUNDS
+
+
+def test_they_are_scored_by_the_score_of_the_run(trained):
+    """The mean of another metric than accuracy and loss is plain, and leaves out clients without a value."""
+    outcome = trained("ditto")
+    rows = outcome.summary["per_client"]
+    never = never_of(outcome)
+    values = [0.5, 0.75, None, 1.0, 0.25, 0.0]
+    rows = [row | {"auroc": value} for row, value in zip(rows, values, strict=True)]
+    theirs = [values[client] for client in never if values[client] is not None]
+    others = [values[client] for client in range(K) if client not in never and client != 2]
+    scores = never_trained.scores(rows, "auroc")
+    assert scores["metric"] == "auroc"
+    assert scores["score"] == pytest.approx(np.mean(theirs))
+    assert scores["others"] == pytest.approx(np.mean(others))
+
+    by_loss = trained("ditto", score="loss").summary["never_trained"]
+    losses = outcome.history.results["loss_test"][-1]
+    sizes = outcome.experiment.federation.test.size
+    assert by_loss["metric"] == "loss"
+    assert by_loss["score"] == pytest.approx(np.average(losses[never], weights=sizes[never]))
 
 
 @pytest.mark.parametrize(("name", "served"), [("fedavg", "as others"), ("fedper", "initial model")])
