@@ -36,6 +36,23 @@ HEAVY |= {
     "PIL",
     "datasets",
 }
+# Words that say little as names; see `vague_names`.
+VAGUE = {
+    "found",
+    "each",
+    "told",
+    "said",
+    "kept",
+    "held",
+    "made",
+    "given",
+    "beside",
+    "apart",
+    "whom",
+    "kinds",
+    "dealt",
+    "places",
+}
 FLAG = re.compile(r"(?<![\w-])--[a-z]")
 
 
@@ -119,6 +136,37 @@ def splatted(path):
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Call) and any(word.arg is None for word in node.keywords)
     ]
+
+
+def defined_names(path):
+    """Names that a file defines: variables, arguments, functions, classes, attributes and import aliases."""
+    defined = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.arg):
+            defined.add(node.arg)
+        elif isinstance(node, ast.alias) and node.asname:
+            defined.add(node.asname)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            defined.add(node.attr)
+    return defined
+
+
+def vague_names(path):
+    """Names that a file defines and that do not say what they hold: `VAGUE`, and those that begin with of_."""
+    vague = set()
+    for name in defined_names(path):
+        word = name.strip("_")
+        if word in VAGUE or word.startswith("of_"):
+            vague.add(name)
+    return sorted(vague)
+
+
+def test_names_say_what_they_hold():
+    assert found(vague_names) == {}
 
 
 def test_one_assignment_a_line():
@@ -210,6 +258,7 @@ def test_the_rules_see_what_they_forbid(tmp_path):
         "from jax import vmap",
     ]
     bad.write_text("\n".join([*lines, "y = jax.lax.map(vmap, '--rounds')"]))
+    assert vague_names(bad) == []
     assert "absl.flags" in imports(bad) and "jax.vmap" in imports(bad)
     assert {"jax.lax.map", "vmap"} <= names(bad)
     assert climbs(bad, "data") == ["absl.flags", "pfljax.api"] and climbs(bad, "cli") == []
@@ -218,3 +267,22 @@ def test_the_rules_see_what_they_forbid(tmp_path):
         and FLAG.search("use --rounds=3")
         and not FLAG.search("a -- b, well--known")
     )
+
+
+def test_the_rule_of_names_sees_every_definition(tmp_path):
+    bad = tmp_path / "bad.py"
+    lines = [
+        "import json as told",
+        "def of_model(given, *, places=0):",
+        "    found = given.found",
+        "    return [each for each in found]",
+        "class Held:",
+        "    def _kept(self):",
+        "        self.made = self.told",
+        "        for kinds, other in self.each():",
+        "            pass",
+        "offset = profile_of = 0",
+    ]
+    bad.write_text("\n".join(lines))
+    vague = ["_kept", "each", "found", "given", "kinds", "made", "of_model", "places", "told"]
+    assert vague_names(bad) == vague

@@ -39,7 +39,13 @@ from pfljax.settings.method import hyperparameter, method
 @method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class AFL:
-    """Agnostic FL (Mohri et al., 2019): one model, optimized for the worst-case mixture of the clients."""
+    """Agnostic FL (Mohri et al., 2019): one model, optimized for the worst-case mixture of the clients.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.AFL(weights_learning_rate=0.1)
+        AFL(weights_learning_rate=0.1)
+    """
 
     weights_learning_rate: float = hyperparameter(
         0.01,

@@ -56,7 +56,13 @@ class Row(NamedTuple):
 @method(keeps="its model, its mixing weight", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class APFL:
-    """APFL (Deng et al., 2020): each client mixes the global model with its own and learns the mixing weight."""
+    """APFL (Deng et al., 2020): each client mixes the global model with its own and learns the mixing weight.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.APFL(alpha=0.25)
+        APFL(alpha=0.25, alpha_learning_rate=0.1)
+    """
 
     alpha: float = hyperparameter(
         0.5,

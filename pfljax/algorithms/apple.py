@@ -102,7 +102,14 @@ class Relation(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class APPLE:
-    """APPLE (Luo and Wu, 2022): each client learns to mix all clients' core models."""
+    """APPLE (Luo and Wu, 2022): each client learns to mix all clients' core models.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.APPLE(neighbors=5, mu=0.01)
+        APPLE(neighbors=5, weights_learning_rate=0.001, weights_momentum=0.0, mu=0.01,
+              pull_share=0.2)
+    """
 
     neighbors: int = hyperparameter(
         0,
@@ -305,8 +312,8 @@ def other_cores(context: ClientContext, models: Params, row: Row) -> Params:
     if not jax.tree.leaves(row.copies):
         return received
     num_clients = len(row.moved)
-    places = (context.index[1:] - context.client) % num_clients - 1
-    return jax.tree.map(lambda copies, new: copies.at[places].set(new), row.copies, received)
+    positions = (context.index[1:] - context.client) % num_clients - 1
+    return jax.tree.map(lambda copies, new: copies.at[positions].set(new), row.copies, received)
 
 
 def schedule(number: Array, length: Array | float) -> Array:

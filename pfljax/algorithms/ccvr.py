@@ -67,7 +67,13 @@ class Gaussians(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class CCVR:
-    """CCVR (Luo et al., 2021): FedAvg whose head is calibrated on features drawn from a Gaussian for each class."""
+    """CCVR (Luo et al., 2021): FedAvg whose head is calibrated on features drawn from a Gaussian for each class.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.CCVR(virtual=500)
+        CCVR(virtual=500, server_steps=100)
+    """
 
     virtual: int = hyperparameter(
         100, at_least=1, grid=(50, 100, 500, 1000), help="M, number of virtual features per class"
@@ -80,7 +86,7 @@ class CCVR:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        num_classes = classes.required(problem, "ccvr", places=False)
+        num_classes = classes.required(problem, "ccvr", per_position=False)
 
         # ---- The client.
 

@@ -78,7 +78,13 @@ class Server(NamedTuple):
 @method(name="clustered", keeps="nothing", travels="its cluster's model, both ways")
 @dataclasses.dataclass(frozen=True)
 class ClusteredFL:
-    """Clustered FL (Sattler et al., 2020): clusters of clients split where their updates disagree."""
+    """Clustered FL (Sattler et al., 2020): clusters of clients split where their updates disagree.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.ClusteredFL(eps1=0.4, eps2=0.6)
+        ClusteredFL(eps1=0.4, eps2=0.6, relative=True, gamma=None, linkage='single', warmup=0)
+    """
 
     eps1: float = hyperparameter(
         0.5,

@@ -40,7 +40,13 @@ from pfljax.settings.method import hyperparameter, method
 @method(keeps="its model", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class Ditto:
-    """Ditto (Li et al., 2021): a global model and personal models regularized toward it."""
+    """Ditto (Li et al., 2021): a global model and personal models regularized toward it.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.Ditto(mu=1.0)
+        Ditto(mu=1.0)
+    """
 
     mu: float = hyperparameter(
         0.1,

@@ -62,7 +62,13 @@ class Row(NamedTuple):
 @method(keeps="its head, weights of the global head", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedAH:
-    """FedAH (Zhou et al., 2024): a shared body, and personal heads that begin as mixtures with the global head."""
+    """FedAH (Zhou et al., 2024): a shared body, and personal heads that begin as mixtures with the global head.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedAH(weights_learning_rate=0.1)
+        FedAH(weights_learning_rate=0.1, head_epochs=1, body_epochs=None, predict='aggregated')
+    """
 
     weights_learning_rate: float = hyperparameter(
         1.0,

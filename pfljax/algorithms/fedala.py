@@ -68,7 +68,13 @@ class Row(NamedTuple):
 @method(keeps="its model, weights of its last layers", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedALA:
-    """FedALA (Zhang et al., 2023): each client learns how much of the global model to adopt, per parameter."""
+    """FedALA (Zhang et al., 2023): each client learns how much of the global model to adopt, per parameter.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.FedALA(layers=2)
+        FedALA(layers=2, weights_learning_rate=1.0, share=0.8, first_passes=10, predict='after')
+    """
 
     layers: int = hyperparameter(
         1,

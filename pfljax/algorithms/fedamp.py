@@ -69,7 +69,13 @@ class Server(NamedTuple):
 @method(keeps="its model", travels="a mixture of all models down, its own up")
 @dataclasses.dataclass(frozen=True)
 class FedAMP:
-    """FedAMP (Huang et al., 2021): each client is pulled toward its own cloud model."""
+    """FedAMP (Huang et al., 2021): each client is pulled toward its own cloud model.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.FedAMP(attention=0.6)
+        FedAMP(attention=0.6, sigma=0.3, mu=0.1)
+    """
 
     attention: float = hyperparameter(
         0.9,

@@ -66,7 +66,13 @@ class Row(NamedTuple):
 @method(keeps="its model, of which the head is personal", travels="the body, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedAS:
-    """FedAS (Yang et al., 2024): bodies aligned with clients' features and weighted by Fisher information."""
+    """FedAS (Yang et al., 2024): bodies aligned with clients' features and weighted by Fisher information.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedAS(weights="size")
+        FedAS(alignment_epochs=1, weights='size')
+    """
 
     alignment_epochs: int = hyperparameter(
         1,
@@ -80,7 +86,7 @@ class FedAS:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        classes.required(problem, "fedas", places=False)
+        classes.required(problem, "fedas", per_position=False)
         is_body = base_layers(problem, 1)
 
         # ---- The client.

@@ -56,7 +56,14 @@ MOST_DRAWN = 16  # steps late without a clock, by default
 @method(keeps="nothing", travels="a current or stale global model down, the trained one up")
 @dataclasses.dataclass(frozen=True)
 class FedAsync:
-    """FedAsync (Xie et al., 2019): an asynchronous server that mixes clients' models into its own."""
+    """FedAsync (Xie et al., 2019): an asynchronous server that mixes clients' models into its own.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedAsync(alpha=0.9, discount="hinge")
+        FedAsync(alpha=0.9, discount='hinge', a=0.5, b=4, mu=0.005, max_staleness=None,
+                 delays='half_normal', staleness=2.0)
+    """
 
     alpha: float = hyperparameter(
         0.6, above=0, at_most=1, grid=(0.3, 0.6, 0.9), help="weight of a model that is not late"

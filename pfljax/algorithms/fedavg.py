@@ -23,7 +23,13 @@ from pfljax.settings.method import method
 @method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedAvg:
-    """FedAvg (McMahan et al., 2017): one global model, the mean of the clients' trained copies."""
+    """FedAvg (McMahan et al., 2017): one global model, the mean of the clients' trained copies.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.FedAvg()
+        FedAvg()
+    """
 
     def build(self, problem: Problem) -> Algorithm:
         return averaging(problem)

@@ -34,7 +34,7 @@ from pfljax.contract.types import (
     Traffic,
     Trained,
 )
-from pfljax.exchange.views import Joined, each
+from pfljax.exchange.views import Joined, map_examples
 from pfljax.local.batches import sampled
 from pfljax.local.problem import Problem
 from pfljax.settings.method import hyperparameter, method
@@ -48,7 +48,13 @@ from pfljax.settings.method import hyperparameter, method
 )
 @dataclasses.dataclass(frozen=True)
 class FedAvgData:
-    """FedAvg with data sharing (Zhao et al., 2018): all clients also train on a few shared examples."""
+    """FedAvg with data sharing (Zhao et al., 2018): all clients also train on a few shared examples.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedAvgData(share=0.1)
+        FedAvgData(share=0.1)
+    """
 
     share: float = hyperparameter(
         0.05,
@@ -84,7 +90,7 @@ class FedAvgData:
                 return Joined(own_examples, local_data.size, shared_examples)
 
             # D_k and G together
-            x, y = each(join, (local_data.x, local_data.y), (shared.x, shared.y))
+            x, y = map_examples(join, (local_data.x, local_data.y), (shared.x, shared.y))
             return problem.fit(context, models, Split(x, y, local_data.size + shared.size))
 
         def traffic(counted: Traffic) -> Traffic:

@@ -32,7 +32,13 @@ from pfljax.settings.method import hyperparameter, method
 @method(name="fedavg_plus", keeps="its tuned copy", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedAvgPlus:
-    """FedAvg with local tuning (Jiang et al., 2019): every client fine-tunes the global model before it predicts."""
+    """FedAvg with local tuning (Jiang et al., 2019): every client fine-tunes the global model before it predicts.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedAvgPlus(tune_epochs=5)
+        FedAvgPlus(tune_epochs=5)
+    """
 
     tune_epochs: int = hyperparameter(
         1,

@@ -38,7 +38,13 @@ from pfljax.settings.method import hyperparameter, method
 @method(keeps="its tuned copy", travels="the body, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedBABU:
-    """FedBABU (Oh et al., 2022): clients train the body together under a fixed head, then fine-tune both."""
+    """FedBABU (Oh et al., 2022): clients train the body together under a fixed head, then fine-tune both.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.FedBABU(tune_epochs=10, tuned="head")
+        FedBABU(tune_epochs=10, tuned='head')
+    """
 
     tune_epochs: int = hyperparameter(
         5, at_least=0, grid=(1, 5, 10), help="number of tuning epochs before evaluation"

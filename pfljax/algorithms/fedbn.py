@@ -31,7 +31,13 @@ from pfljax.settings.method import method
 )
 @dataclasses.dataclass(frozen=True)
 class FedBN:
-    """FedBN (Li et al., 2021): averages everything except normalization layers."""
+    """FedBN (Li et al., 2021): averages everything except normalization layers.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.FedBN()
+        FedBN()
+    """
 
     def build(self, problem: Problem) -> Algorithm:
         model = problem.model

@@ -59,7 +59,14 @@ MOST_DRAWN = 5  # steps late without a clock, by default
 @method(keeps="nothing", travels="a current or stale global model down, its update up")
 @dataclasses.dataclass(frozen=True)
 class FedBuff:
-    """FedBuff (Nguyen et al., 2022): an asynchronous server that applies buffers of stale updates."""
+    """FedBuff (Nguyen et al., 2022): an asynchronous server that applies buffers of stale updates.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedBuff(max_staleness=10)
+        FedBuff(max_staleness=10, delays='half_normal', staleness=2.0, discount=0.5,
+                server_learning_rate=1.0, mean='weighted')
+    """
 
     max_staleness: int | None = hyperparameter(
         None,

@@ -53,7 +53,13 @@ SLACK = 1e-4  # of comparisons, so that ties do not depend on rounding
 @method(keeps="its model", travels="a mixture of models down, its own up")
 @dataclasses.dataclass(frozen=True)
 class FedCAC:
-    """FedCAC (Wu et al., 2023): critical parameters are shared only with clients that have similar ones."""
+    """FedCAC (Wu et al., 2023): critical parameters are shared only with clients that have similar ones.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedCAC(tau=0.3)
+        FedCAC(tau=0.3, beta=0.34, predict='trained')
+    """
 
     tau: float = hyperparameter(
         0.5,

@@ -69,7 +69,13 @@ class Gumbel(NamedTuple):
 @method(keeps="its head", travels="the global model and the policy, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedCP:
-    """FedCP (Zhang et al., 2023): a policy for each example splits its features between a global and an own head."""
+    """FedCP (Zhang et al., 2023): a policy for each example splits its features between a global and an own head.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedCP(alignment=5.0)
+        FedCP(alignment=5.0, noise=1.0)
+    """
 
     alignment: float = hyperparameter(
         1.0,
@@ -83,7 +89,7 @@ class FedCP:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        classes.required(problem, "fedcp", places=False)
+        classes.required(problem, "fedcp", per_position=False)
         model = problem.model
         solver = problem.solver
         num_features = classes.num_features(problem)

@@ -62,7 +62,13 @@ class Consensus(NamedTuple):
 @method(keeps="a vector that is added to its features", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedDBE:
-    """FedDBE (Zhang et al., 2023): FedAvg whose clients keep the bias of their features in a vector of their own."""
+    """FedDBE (Zhang et al., 2023): FedAvg whose clients keep the bias of their features in a vector of their own.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedDBE(alignment=10.0)
+        FedDBE(alignment=10.0, beta=1.0)
+    """
 
     alignment: float = hyperparameter(
         50.0,
@@ -83,7 +89,7 @@ class FedDBE:
     def build(self, problem: Problem) -> Algorithm:
         model = problem.model
         solver = problem.solver
-        num_classes = classes.required(problem, "feddbe", places=False)
+        num_classes = classes.required(problem, "feddbe", per_position=False)
         zeros = jnp.zeros(classes.num_features(problem))  # (F,), as are b_k, m and c
 
         def logit_shift(params: Params, bias: Array) -> Array:

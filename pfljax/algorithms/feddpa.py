@@ -66,7 +66,13 @@ class Inputs(NamedTuple):
 @method(name="feddpa", keeps="its adapter", travels="the global adapter, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedDPA:
-    """FedDPA (Yang et al., 2024): a global and a personal adapter, mixed for each input."""
+    """FedDPA (Yang et al., 2024): a global and a personal adapter, mixed for each input.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedDPA(weight=0.3)
+        FedDPA(weight=0.3, instances=5)
+    """
 
     weight: float = hyperparameter(
         0.5,

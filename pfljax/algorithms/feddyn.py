@@ -57,7 +57,13 @@ class Server(NamedTuple):
 @method(keeps="its local gradient", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedDyn:
-    """FedDyn (Acar et al., 2021): dynamic regularization makes local minimizers agree."""
+    """FedDyn (Acar et al., 2021): dynamic regularization makes local minimizers agree.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.FedDyn(alpha=0.01)
+        FedDyn(alpha=0.01, mean='weighted')
+    """
 
     alpha: float = hyperparameter(
         0.1,

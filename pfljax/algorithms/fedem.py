@@ -43,7 +43,13 @@ from pfljax.settings.method import hyperparameter, method
 @method(keeps="its mixture weights", travels="M components, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedEM:
-    """FedEM (Marfoq et al., 2021): shared components, mixed with each client's own weights."""
+    """FedEM (Marfoq et al., 2021): shared components, mixed with each client's own weights.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedEM(components=4)
+        FedEM(components=4, newcomer_steps=1)
+    """
 
     components: int = hyperparameter(
         3, at_least=1, grid=(2, 3, 4, 5), groups=True, help="M, number of components; 1 is FedAvg"
@@ -63,7 +69,15 @@ class FedEM:
 )
 @dataclasses.dataclass(frozen=True)
 class DFedEM(FedEM, CommunicationGraph):
-    """D-FedEM (Marfoq et al., 2021): FedEM without a server, over a communication graph."""
+    """D-FedEM (Marfoq et al., 2021): FedEM without a server, over a communication graph.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.DFedEM(graph="ring", components=2)
+        DFedEM(graph='ring', edge_probability=0.5, degree=4, edge_file='', graphs=1,
+               mixing='metropolis', mixing_file='', graph_seed=0, components=2,
+               newcomer_steps=1)
+    """
 
     def build(self, problem: Problem) -> Algorithm:
         surrogate = mixture(problem, self.components, self.newcomer_steps)

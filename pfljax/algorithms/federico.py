@@ -102,7 +102,15 @@ class Row(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class FedeRiCo:
-    """FedeRiCo, decentralized (Algorithm 1): each client weighs a few neighbors' models and sends gradients back."""
+    """FedeRiCo, decentralized (Algorithm 1): each client weighs a few neighbors' models and sends gradients back.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.FedeRiCo(neighbors=5, rule="posterior")
+        FedeRiCo(neighbors=5, epsilon=0.3, beta=0.6, rule='posterior', effective_examples=inf,
+                 faithful=False, tracking='ema', update='gradient', candidates=32,
+                 collaborators=16)
+    """
 
     neighbors: int = hyperparameter(
         3, at_least=0, help="M, number of other clients' models downloaded per round"

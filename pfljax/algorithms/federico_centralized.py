@@ -53,7 +53,13 @@ from pfljax.settings.method import method
 )
 @dataclasses.dataclass(frozen=True)
 class FedeRiCoCentralized:
-    """FedeRiCo with a server (Eq. 3-6): each client weighs all clients' models."""
+    """FedeRiCo with a server (Eq. 3-6): each client weighs all clients' models.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedeRiCoCentralized()
+        FedeRiCoCentralized()
+    """
 
     def build(self, problem: Problem) -> Algorithm:
         num_clients = problem.num_clients

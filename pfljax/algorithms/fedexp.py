@@ -45,7 +45,13 @@ from pfljax.settings.method import hyperparameter, method
 @method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedExP:
-    """FedExP (Jhunjhunwala et al., 2023): FedAvg with larger server steps when clients' updates disagree."""
+    """FedExP (Jhunjhunwala et al., 2023): FedAvg with larger server steps when clients' updates disagree.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedExP(eps=0.01)
+        FedExP(eps=0.01, predict='mean', mean='weighted')
+    """
 
     eps: float = hyperparameter(
         0.001,

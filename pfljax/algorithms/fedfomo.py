@@ -59,7 +59,14 @@ from pfljax.settings.method import hyperparameter, method
 )
 @dataclasses.dataclass(frozen=True)
 class FedFomo(first_order.Hyperparameters):
-    """FedFomo (Zhang et al., 2021): clients mix the individual models that do well on their validation data."""
+    """FedFomo (Zhang et al., 2021): clients mix the individual models that do well on their validation data.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedFomo(neighbors=9)
+        FedFomo(neighbors=9, epsilon=0.3, epsilon_decay=0.05, scaled=False, norm='l2',
+                clusters=0, available='cohort')
+    """
 
     norm: Literal["l2", "l1"] = hyperparameter(
         "l2", help="norm of the distance between models in the weights"

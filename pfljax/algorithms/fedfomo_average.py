@@ -35,7 +35,14 @@ from pfljax.settings.method import hyperparameter, method
 )
 @dataclasses.dataclass(frozen=True)
 class FedFomoAverage(first_order.Hyperparameters):
-    """FedFomo on averages of models (Eq. 14): weighs each model by what the mean of all models loses without it."""
+    """FedFomo on averages of models (Eq. 14): weighs each model by what the mean of all models loses without it.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedFomoAverage(neighbors=9)
+        FedFomoAverage(neighbors=9, epsilon=0.3, epsilon_decay=0.05, scaled=False,
+            fallback='start')
+    """
 
     fallback: Literal["start", "mean"] = hyperparameter(
         "start",

@@ -50,7 +50,13 @@ from pfljax.settings.method import hyperparameter, method
 @method(keeps="its model", travels="the head down, mean features per class up")
 @dataclasses.dataclass(frozen=True)
 class FedGH:
-    """FedGH (Yi et al., 2023): clients keep their bodies, and a server trains a head on their mean features."""
+    """FedGH (Yi et al., 2023): clients keep their bodies, and a server trains a head on their mean features.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedGH(server_steps=50, predict="own")
+        FedGH(server_steps=50, predict='own')
+    """
 
     server_steps: int = hyperparameter(
         10, at_least=0, help="number of the server's steps per round"
@@ -60,7 +66,7 @@ class FedGH:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        num_classes = classes.required(problem, "fedgh", places=False)
+        num_classes = classes.required(problem, "fedgh", per_position=False)
 
         def with_head(head: Params, model: Params) -> Params:
             """The model's body under another head, of leaves (...)."""

@@ -24,7 +24,13 @@ from pfljax.settings.method import method
 @method(name="fedit", keeps="nothing", travels="A and B, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedIT:
-    """FedIT (Zhang et al., 2024): FedAvg of LoRA's matrices."""
+    """FedIT (Zhang et al., 2024): FedAvg of LoRA's matrices.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedIT()
+        FedIT()
+    """
 
     def build(self, problem: Problem) -> Algorithm:
         low_rank.required(problem, "fedit")

@@ -101,7 +101,13 @@ class Losses(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class FedKD:
-    """FedKD (Wu et al., 2022): a personal mentor and a shared, compressed mentee distill into each other."""
+    """FedKD (Wu et al., 2022): a personal mentor and a shared, compressed mentee distill into each other.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedKD(energy=0.9)
+        FedKD(distillation=1.0, energy=0.9, last_energy=0.98)
+    """
 
     distillation: float = hyperparameter(
         1.0,

@@ -38,7 +38,13 @@ LEAST_COUNT = 1e-8  # what a class without examples counts as
 @method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedLC:
-    """FedLC (Zhang et al., 2022): FedAvg whose clients lower the logits of rare classes in their loss."""
+    """FedLC (Zhang et al., 2022): FedAvg whose clients lower the logits of rare classes in their loss.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedLC(tau=0.5)
+        FedLC(tau=0.5)
+    """
 
     tau: float = hyperparameter(
         1.0, at_least=0, grid=(0.1, 0.5, 1.0, 2.0), help="factor of n_kc^(-1/4); 0 is FedAvg"

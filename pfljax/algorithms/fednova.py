@@ -52,7 +52,13 @@ EPOCHS = 0xE90C  # folded into a client's key for a round to draw its number of 
 @method(keeps="nothing", travels="the global model down, its mean local step up")
 @dataclasses.dataclass(frozen=True)
 class FedNova:
-    """FedNova (Wang et al., 2020): normalized averaging, whatever number of local steps each client takes."""
+    """FedNova (Wang et al., 2020): normalized averaging, whatever number of local steps each client takes.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.FedNova(max_epochs=5)
+        FedNova(mu=0.0, max_epochs=5, min_epochs=2)
+    """
 
     mu: float = hyperparameter(
         0.0,
@@ -95,8 +101,8 @@ class FedNova:
         def path_length(context: ClientContext, models: Params, num_steps: Array) -> Array:
             """a_k: how far a parameter moves from 0 under a gradient of -1 and the proximal term toward 0."""
             # The optimizer begins with what goes on of the client's, such as a schedule's count.
-            of_model = tree.first(problem.round_optimizers(context, models))
-            lasting_state = solver.lasting(of_model, tree.first(models))
+            model_opt_state = tree.first(problem.round_optimizers(context, models))
+            lasting_state = solver.lasting(model_opt_state, tree.first(models))
             position = jnp.zeros(())
             opt_state = solver.resumed(position, lasting_state)
 
@@ -155,8 +161,8 @@ def check_optimizer(problem: Problem) -> None:
     """Raises `ArgumentError` if the optimizer keeps more of a model over rounds than of a scalar."""
     optimizer = problem.solver.optimizer
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
-    of_model = sum(lasting.marks(optimizer, problem.model.network.shapes))
+    model_marks = sum(lasting.marks(optimizer, problem.model.network.shapes))
     scalar_marks = sum(lasting.marks(optimizer, scalar))
-    if of_model != scalar_marks:
+    if model_marks != scalar_marks:
         text = "accumulates gradients over rounds, for which a_k is not defined"
         raise ArgumentError("optimizer", f"{text}; accepted: one without MultiSteps")

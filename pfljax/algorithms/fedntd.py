@@ -45,7 +45,13 @@ NEVER = (
 @method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedNTD:
-    """FedNTD (Lee et al., 2022): FedAvg with distillation of the global model over the classes that are not true."""
+    """FedNTD (Lee et al., 2022): FedAvg with distillation of the global model over the classes that are not true.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedNTD(distillation=0.3, temperature=3.0)
+        FedNTD(distillation=0.3, temperature=3.0)
+    """
 
     distillation: float = hyperparameter(
         1.0,

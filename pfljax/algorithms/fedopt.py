@@ -42,7 +42,13 @@ class Moments(NamedTuple):
 @method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedAvgM:
-    """FedAvg with server momentum (Hsu et al., 2019): the server accumulates clients' updates."""
+    """FedAvg with server momentum (Hsu et al., 2019): the server accumulates clients' updates.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedAvgM(server_momentum=0.7)
+        FedAvgM(server_momentum=0.7, server_learning_rate=1.0)
+    """
 
     server_momentum: float = hyperparameter(
         0.9,
@@ -68,7 +74,14 @@ class FedAvgM:
 @method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedAdam:
-    """FedAdam, FedYogi, FedAdagrad (Reddi et al., 2021): an adaptive optimizer at the server."""
+    """FedAdam, FedYogi, FedAdagrad (Reddi et al., 2021): an adaptive optimizer at the server.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.FedAdam(server_optimizer="yogi", server_learning_rate=0.03)
+        FedAdam(server_optimizer='yogi', server_learning_rate=0.03, tau=0.001, beta1=None,
+                beta2=None)
+    """
 
     server_optimizer: Literal["adam", "yogi", "adagrad"] = hyperparameter(
         "adam", help="server optimizer", former="optimizer"

@@ -90,7 +90,13 @@ class Centroids(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class FedPAC:
-    """FedPAC (Xu et al., 2023): aligned features, and a combination of heads for each client."""
+    """FedPAC (Xu et al., 2023): aligned features, and a combination of heads for each client.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedPAC(alignment=0.1)
+        FedPAC(alignment=0.1, heads='combined', head_epochs=1, body_epochs=None)
+    """
 
     alignment: float = hyperparameter(
         1.0,
@@ -114,7 +120,7 @@ class FedPAC:
 
     def build(self, problem: Problem) -> Algorithm:
         model = problem.model
-        num_classes = classes.required(problem, "fedpac", places=False)
+        num_classes = classes.required(problem, "fedpac", per_position=False)
         num_features = classes.num_features(problem)
 
         def is_head(params: Params) -> PyTree:

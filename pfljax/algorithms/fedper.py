@@ -22,7 +22,13 @@ from pfljax.settings.method import hyperparameter, method
 @method(keeps="its last layers", travels="the base layers, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedPer:
-    """FedPer (Arivazhagan et al., 2019): shared base layers, personal last layers."""
+    """FedPer (Arivazhagan et al., 2019): shared base layers, personal last layers.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.FedPer(personal_layers=2)
+        FedPer(personal_layers=2)
+    """
 
     personal_layers: int = hyperparameter(
         1, at_least=0, grid=(1, 2), help="number of personal last layers; 0 is FedAvg"

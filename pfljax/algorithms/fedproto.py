@@ -73,7 +73,13 @@ class Prototypes(NamedTuple):
 @method(keeps="its model", travels="mean features per class, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedProto:
-    """FedProto (Tan et al., 2022): clients keep their models and share only class prototypes (mean features)."""
+    """FedProto (Tan et al., 2022): clients keep their models and share only class prototypes (mean features).
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedProto(alignment=0.1, predict="head")
+        FedProto(alignment=0.1, predict='head', mean='weighted')
+    """
 
     alignment: float = hyperparameter(
         1.0,
@@ -93,7 +99,7 @@ class FedProto:
     def build(self, problem: Problem) -> Algorithm:
         model = problem.model
         solver = problem.solver
-        num_classes = classes.required(problem, "fedproto", places=False)
+        num_classes = classes.required(problem, "fedproto", per_position=False)
         num_features = classes.num_features(problem)
 
         def with_pull(prototypes: Prototypes) -> Problem:

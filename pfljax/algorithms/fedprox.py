@@ -34,7 +34,13 @@ from pfljax.settings.method import hyperparameter, method
 @method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedProx:
-    """FedProx (Li et al., 2020): a proximal term keeps clients near the global model."""
+    """FedProx (Li et al., 2020): a proximal term keeps clients near the global model.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.FedProx(mu=0.01)
+        FedProx(mu=0.01)
+    """
 
     mu: float = hyperparameter(
         0.1,

@@ -26,7 +26,13 @@ from pfljax.settings.method import hyperparameter, method
 @method(keeps="its last layers", travels="the body, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedRep:
-    """FedRep (Collins et al., 2021): a shared body and personal heads, trained in turn."""
+    """FedRep (Collins et al., 2021): a shared body and personal heads, trained in turn.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.FedRep(head_epochs=5, personal_layers=2)
+        FedRep(head_epochs=5, body_epochs=None, personal_layers=2)
+    """
 
     head_epochs: int = hyperparameter(
         10,

@@ -50,7 +50,13 @@ from pfljax.settings.method import hyperparameter, method
 @method(keeps="its personal head", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedRoD:
-    """FedRoD (Chen and Chao, 2022): a balanced generic model plus personal heads' logits."""
+    """FedRoD (Chen and Chao, 2022): a balanced generic model plus personal heads' logits.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedRoD(balance=0.5)
+        FedRoD(balance=0.5)
+    """
 
     balance: float = hyperparameter(
         1.0,

@@ -25,7 +25,13 @@ from pfljax.settings.method import method
 @method(name="fedsa_lora", keeps="B and its head", travels="A, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedSALoRA:
-    """FedSA-LoRA (Guo et al., 2025): clients share A and keep B."""
+    """FedSA-LoRA (Guo et al., 2025): clients share A and keep B.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedSALoRA()
+        FedSALoRA()
+    """
 
     def build(self, problem: Problem) -> Algorithm:
         low_rank.required(problem, "fedsa_lora")

@@ -44,7 +44,13 @@ RADII = (0.01, 0.05, 0.1, 0.5)
 @method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedSAM:
-    """FedSAM (Qu et al., 2022): FedAvg whose clients take sharpness-aware steps."""
+    """FedSAM (Qu et al., 2022): FedAvg whose clients take sharpness-aware steps.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedSAM(rho=0.1)
+        FedSAM(rho=0.1)
+    """
 
     rho: float = hyperparameter(
         0.05, at_least=0, grid=RADII, help="radius of the ascent before each step; 0 is FedAvg"
@@ -66,7 +72,13 @@ class FedSAM:
 @method(keeps="nothing", travels="the global model and the direction of its last update, both ways")
 @dataclasses.dataclass(frozen=True)
 class MoFedSAM:
-    """MoFedSAM (Qu et al., 2022): FedSAM whose clients' steps also follow the last global update."""
+    """MoFedSAM (Qu et al., 2022): FedSAM whose clients' steps also follow the last global update.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.MoFedSAM(rho=0.1, beta=0.5)
+        MoFedSAM(rho=0.1, beta=0.5)
+    """
 
     rho: float = hyperparameter(
         0.05, at_least=0, grid=RADII, help="radius of the ascent before each step"

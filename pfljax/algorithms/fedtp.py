@@ -63,7 +63,14 @@ class Server(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class FedTP:
-    """FedTP (Li et al., 2023): a hypernetwork generates each client's attention projections; the rest is averaged."""
+    """FedTP (Li et al., 2023): a hypernetwork generates each client's attention projections; the rest is averaged.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedTP(server_learning_rate=0.03, embedding=32)
+        FedTP(server_learning_rate=0.03, server_momentum=0.9, weight_decay=0.001, hidden=150,
+              layers=3, embedding=32, spread=0.1, personal='(^|/)(query|key|value)/')
+    """
 
     server_learning_rate: float = hyperparameter(
         0.1, at_least=0, grid=(0.01, 0.03, 0.1), help="server learning rate", former="rate"

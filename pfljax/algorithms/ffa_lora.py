@@ -36,7 +36,13 @@ from pfljax.settings.method import method
 @method(name="ffa_lora", keeps="nothing", travels="B, both ways")
 @dataclasses.dataclass(frozen=True)
 class FFALoRA:
-    """FFA-LoRA (Sun et al., 2024): A keeps its random initial values; clients train and average B."""
+    """FFA-LoRA (Sun et al., 2024): A keeps its random initial values; clients train and average B.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FFALoRA()
+        FFALoRA()
+    """
 
     def build(self, problem: Problem) -> Algorithm:
         low_rank.required(problem, "ffa_lora")

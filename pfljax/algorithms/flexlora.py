@@ -52,7 +52,13 @@ from pfljax.settings.method import hyperparameter, method
 @method(name="flexlora", keeps="nothing", travels="A and B cut to a client's rank, both ways")
 @dataclasses.dataclass(frozen=True)
 class FlexLoRA:
-    """FlexLoRA (Bai et al., 2024): clients with adapters of different ranks."""
+    """FlexLoRA (Bai et al., 2024): clients with adapters of different ranks.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FlexLoRA(ranks=(2, 4, 8))
+        FlexLoRA(ranks=(2, 4, 8))
+    """
 
     ranks: Sequence[int] = hyperparameter(
         (),

@@ -81,7 +81,13 @@ class Server(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class Floco:
-    """Floco (Grinwald et al., 2024): a simplex of last layers; each client has a region of its own."""
+    """Floco (Grinwald et al., 2024): a simplex of last layers; each client has a region of its own.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.Floco(endpoints=5)
+        Floco(endpoints=5, tau=0.5, rho=0.1)
+    """
 
     endpoints: int = hyperparameter(
         10, at_least=1, at_most=1000, grid=(3, 5, 10), help="M, number of endpoints; 1 is FedAvg"

@@ -48,7 +48,14 @@ from pfljax.settings.method import hyperparameter, method
 @method(keeps="its head", travels="the body, both ways")
 @dataclasses.dataclass(frozen=True)
 class FLUTE:
-    """FLUTE (Liu et al., 2024): a shared body, and personal heads pulled toward a simplex of the client's classes."""
+    """FLUTE (Liu et al., 2024): a shared body, and personal heads pulled toward a simplex of the client's classes.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FLUTE(collapse=1.0)
+        FLUTE(collapse=1.0, weight_decay=0.0025, features=0.005, server_learning_rate=0.5,
+              head_epochs=10, joint_epochs=None)
+    """
 
     collapse: float = hyperparameter(
         0.25, at_least=0, grid=(0.0, 0.25, 1.0), help="l1, pull of heads to a simplex of classes"
@@ -79,7 +86,7 @@ class FLUTE:
     def build(self, problem: Problem) -> Algorithm:
         model = problem.model
         solver = problem.solver
-        num_classes = classes.required(problem, "flute", places=False)
+        num_classes = classes.required(problem, "flute", per_position=False)
         is_body = base_layers(problem, 1)
 
         def is_head(params: Params) -> PyTree:

@@ -40,7 +40,13 @@ from pfljax.settings.method import hyperparameter, method
 @method(keeps="its model", travels="the meme model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FML:
-    """FML (Shen et al., 2020): each client's own model and a shared one learn from each other."""
+    """FML (Shen et al., 2020): each client's own model and a shared one learn from each other.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FML(alpha=0.9, beta=0.9)
+        FML(alpha=0.9, beta=0.9)
+    """
 
     alpha: float = hyperparameter(
         0.5,

@@ -55,7 +55,13 @@ ADDED = "conditional"  # the branch of E and V beside the model's own
 )
 @dataclasses.dataclass(frozen=True)
 class GPFL:
-    """GPFL (Zhang et al., 2023): global and personalized features, steered by shared embeddings of the classes."""
+    """GPFL (Zhang et al., 2023): global and personalized features, steered by shared embeddings of the classes.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.GPFL(alignment=0.0001)
+        GPFL(alignment=0.0001, weight_decay=0.1)
+    """
 
     alignment: float = hyperparameter(
         0.01,
@@ -75,7 +81,7 @@ class GPFL:
     def build(self, problem: Problem) -> Algorithm:
         model = problem.model
         solver = problem.solver
-        num_classes = classes.required(problem, "gpfl", places=False)
+        num_classes = classes.required(problem, "gpfl", per_position=False)
         num_features = classes.num_features(problem)
 
         def init_head(params: Params) -> Params:

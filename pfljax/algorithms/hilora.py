@@ -86,7 +86,14 @@ class Row(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class HiLoRA:
-    """HiLoRA (Peng et al., 2026): adapters of all clients, of a cluster, and of a client."""
+    """HiLoRA (Peng et al., 2026): adapters of all clients, of a cluster, and of a client.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.HiLoRA(clusters=3, root_rounds=10)
+        HiLoRA(clusters=3, root_rounds=10, cluster_rounds=20, orthogonality=0.1,
+               basis_decay=0.5)
+    """
 
     clusters: int = hyperparameter(
         4, at_least=2, grid=(2, 3, 4, 6), groups=True, help="largest number of clusters"
@@ -357,12 +364,12 @@ def overlap(a: PyTree, b: PyTree) -> Array:
 def similarity(a: PyTree, b: PyTree) -> Array:
     """(N, M) mean over layers and weights of |U_n U_m^T|^2 / r, for the U of N and of M clients or clusters."""
 
-    def of_weight(x: Array, y: Array) -> Array:
+    def weight_similarity(x: Array, y: Array) -> Array:
         products = jnp.einsum("nlro,mlqo->nmlrq", x, y)
         squares = jnp.square(products).sum(axis=(-1, -2))
         return squares.mean(axis=-1) / x.shape[-2]
 
-    per_weight = jax.tree.leaves(jax.tree.map(of_weight, a, b))
+    per_weight = jax.tree.leaves(jax.tree.map(weight_similarity, a, b))
     return jnp.stack(per_weight).mean(axis=0)
 
 
@@ -385,11 +392,11 @@ def leading_directions(bases: PyTree, num: int) -> PyTree:
     # The leading directions of each cluster's U_k
     is_member = jax.nn.one_hot(labels, num)
 
-    def of_weight(u: Array) -> Array:
+    def leading_vectors(u: Array) -> Array:
         """The r leading right singular vectors of the members' rows, stacked; others' rows are 0."""
         rows = jnp.einsum("sc,slro->clsro", is_member, u)
         rows = rows.reshape(num, u.shape[1], -1, u.shape[-1])
         _, _, v = low_rank.svd(rows)
         return v[..., : u.shape[-2], :]
 
-    return jax.tree.map(of_weight, bases)
+    return jax.tree.map(leading_vectors, bases)

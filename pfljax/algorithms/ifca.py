@@ -62,7 +62,13 @@ REPORT = MethodReport(scored="the model that fits each client's training data be
 @method(keeps="nothing", travels="C models down, the chosen one up")
 @dataclasses.dataclass(frozen=True)
 class IFCA:
-    """IFCA (Ghosh et al., 2020): C models; each client trains the one that fits its data best."""
+    """IFCA (Ghosh et al., 2020): C models; each client trains the one that fits its data best.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.IFCA(clusters=4)
+        IFCA(clusters=4, shared_layers=0, draws=1, averaging='models')
+    """
 
     clusters: int = hyperparameter(
         3, at_least=1, grid=(2, 3, 4, 5), groups=True, help=CLUSTERS_HELP
@@ -100,7 +106,13 @@ class IFCA:
 @method(keeps="nothing", travels="C models down, the chosen one up")
 @dataclasses.dataclass(frozen=True)
 class HypCluster:
-    """HypCluster (Mansour et al., 2020): C models; each client trains the one that fits its data best."""
+    """HypCluster (Mansour et al., 2020): C models; each client trains the one that fits its data best.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.HypCluster(clusters=4)
+        HypCluster(clusters=4)
+    """
 
     clusters: int = hyperparameter(
         3, at_least=1, grid=(2, 3, 4, 5), groups=True, help=CLUSTERS_HELP

@@ -64,7 +64,13 @@ class Datastore(NamedTuple):
 @method(name="knn_per", keeps="features of its examples", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class KNNPer:
-    """kNN-Per (Marfoq et al., 2022): FedAvg's model, interpolated with each client's nearest neighbors."""
+    """kNN-Per (Marfoq et al., 2022): FedAvg's model, interpolated with each client's nearest neighbors.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.KNNPer(neighbors=5)
+        KNNPer(neighbors=5, scale=1.0, mix=0.5, grid_steps=10)
+    """
 
     neighbors: int = hyperparameter(
         10, at_least=1, grid=(5, 10, 20), help="k, neighbors among a client's own examples"
@@ -90,7 +96,7 @@ class KNNPer:
 
     def build(self, problem: Problem) -> Algorithm:
         model = problem.model
-        num_classes = classes.required(problem, "knn_per", places=False)
+        num_classes = classes.required(problem, "knn_per", per_position=False)
 
         def log_probabilities(params: Params, stored: Datastore, x: PyTree) -> tuple[Array, Array]:
             """log p_knn, at least the logarithm of the least float32, and log p(y | x; theta), both (B, C)."""

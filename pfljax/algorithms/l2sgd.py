@@ -40,7 +40,13 @@ from pfljax.settings.method import hyperparameter, method
 @method(keeps="its model", travels="the mean down, its model up")
 @dataclasses.dataclass(frozen=True)
 class L2SGD:
-    """L2SGD (Hanzely and Richtárik, 2020): every client has its own model, pulled toward the mean of all models."""
+    """L2SGD (Hanzely and Richtárik, 2020): every client has its own model, pulled toward the mean of all models.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.L2SGD(pull=0.3)
+        L2SGD(pull=0.3)
+    """
 
     pull: float = hyperparameter(
         0.5,

@@ -24,7 +24,13 @@ from pfljax.settings.method import hyperparameter, method
 @method(name="lg_fedavg", keeps="its lower layers", travels="the upper layers, both ways")
 @dataclasses.dataclass(frozen=True)
 class LGFedAvg:
-    """LG-FedAvg (Liang et al., 2020): local lower layers and shared upper layers."""
+    """LG-FedAvg (Liang et al., 2020): local lower layers and shared upper layers.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.LGFedAvg(shared_layers=2)
+        LGFedAvg(shared_layers=2)
+    """
 
     shared_layers: int = hyperparameter(
         0,

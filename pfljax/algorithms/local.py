@@ -36,7 +36,13 @@ from pfljax.settings.method import method
 @method(keeps="its model", travels="nothing")
 @dataclasses.dataclass(frozen=True)
 class Local:
-    """Local training: every client trains its own model alone."""
+    """Local training: every client trains its own model alone.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.Local()
+        Local()
+    """
 
     def build(self, problem: Problem) -> Algorithm:
         def first_row(key: Key, client: Array, start: Start) -> First:

@@ -82,7 +82,13 @@ class Server(NamedTuple):
 @method(keeps="its model", travels="a combination of others' last layers down, its own up")
 @dataclasses.dataclass(frozen=True)
 class MOCHA:
-    """MOCHA (Smith et al., 2017): multi-task learning that also learns the relationship between tasks."""
+    """MOCHA (Smith et al., 2017): multi-task learning that also learns the relationship between tasks.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.MOCHA(mu=0.003)
+        MOCHA(mu=0.003, ridge=0.1)
+    """
 
     mu: float = hyperparameter(
         0.01,

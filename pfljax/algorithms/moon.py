@@ -58,7 +58,13 @@ class Row(NamedTuple):
 @method(keeps="its last model", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class MOON:
-    """MOON (Li et al., 2021): FedAvg with a contrastive loss that pulls features to the global model's."""
+    """MOON (Li et al., 2021): FedAvg with a contrastive loss that pulls features to the global model's.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.MOON(mu=5.0)
+        MOON(mu=5.0, temperature=0.5)
+    """
 
     mu: float = hyperparameter(
         1.0,

@@ -29,7 +29,13 @@ PERSONAL = "regular expression that paths of personal parameters contain, such a
 @method(name="fedsim", keeps="its personal parameters", travels="the shared parameters, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedSim:
-    """FedSim (Pillutla et al., 2022): trains shared and personal parameters together."""
+    """FedSim (Pillutla et al., 2022): trains shared and personal parameters together.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedSim(personal="prompt")
+        FedSim(personal='prompt')
+    """
 
     personal: str = hyperparameter("", help=PERSONAL)
 
@@ -40,7 +46,13 @@ class FedSim:
 @method(name="fedalt", keeps="its personal parameters", travels="the shared parameters, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedAlt:
-    """FedAlt (Pillutla et al., 2022): trains personal parameters, then shared ones."""
+    """FedAlt (Pillutla et al., 2022): trains personal parameters, then shared ones.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.FedAlt(personal="prompt", personal_epochs=5)
+        FedAlt(personal='prompt', personal_epochs=5)
+    """
 
     personal: str = hyperparameter("", help=PERSONAL)
     personal_epochs: int = hyperparameter(

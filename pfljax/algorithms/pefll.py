@@ -82,7 +82,14 @@ class Server(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class PeFLL:
-    """PeFLL (Scott et al., 2024): a network describes a client, and a hypernetwork makes its model of that."""
+    """PeFLL (Scott et al., 2024): a network describes a client, and a hypernetwork makes its model of that.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.PeFLL(server_learning_rate=0.003)
+        PeFLL(server_learning_rate=0.003, clip=50.0, hidden=100, layers=3, embedding=0,
+              spread=0.1)
+    """
 
     server_learning_rate: float = hyperparameter(
         0.001,
@@ -116,7 +123,7 @@ class PeFLL:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        classes.required(problem, "pefll", places=False)
+        classes.required(problem, "pefll", per_position=False)
         size = self.embedding or max(1 + problem.num_clients // 4, 8)
         phi_widths = (self.hidden, self.hidden, size)
         network_widths = (size, *[self.hidden] * (1 + self.layers))
@@ -262,18 +269,18 @@ def probe(phi: PyTree, key: Key) -> Array:
 def descriptor(phi: PyTree, split: Split) -> Array:
     """v (E,), the mean output for a client's examples; zeros without any."""
 
-    def of_block(x: PyTree, y: Array, mask: Array) -> Array:
+    def sum_outputs(x: PyTree, y: Array, mask: Array) -> Array:
         x, y = masked(x, y, mask)
         outputs = hypernetwork.mlp(phi, with_labels(phi, x, y))
         return jnp.where(mask[:, None], outputs, 0).sum(axis=0)
 
-    return sum_over_examples(of_block, split) / jnp.maximum(split.size, 1)
+    return sum_over_examples(sum_outputs, split) / jnp.maximum(split.size, 1)
 
 
 def descriptor_product(phi: PyTree, split: Split, cotangent: Array) -> PyTree:
     """The vector-Jacobian product of a client's v with `cotangent` (E,), in phi."""
 
-    def of_block(x: PyTree, y: Array, mask: Array) -> PyTree:
+    def sum_products(x: PyTree, y: Array, mask: Array) -> PyTree:
         x, y = masked(x, y, mask)
         inputs = with_labels(phi, x, y)
 
@@ -282,7 +289,7 @@ def descriptor_product(phi: PyTree, split: Split, cotangent: Array) -> PyTree:
 
         return jax.grad(product)(phi)
 
-    return tree.scale(sum_over_examples(of_block, split), 1 / jnp.maximum(split.size, 1))
+    return tree.scale(sum_over_examples(sum_products, split), 1 / jnp.maximum(split.size, 1))
 
 
 def with_labels(phi: PyTree, x: PyTree, y: Array) -> Array:

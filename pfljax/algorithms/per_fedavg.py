@@ -49,7 +49,13 @@ from pfljax.settings.method import hyperparameter, method
 )
 @dataclasses.dataclass(frozen=True)
 class PerFedAvg:
-    """Per-FedAvg (Fallah et al., 2020): a global model that one gradient step turns into a good personal model."""
+    """Per-FedAvg (Fallah et al., 2020): a global model that one gradient step turns into a good personal model.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.PerFedAvg(personal_learning_rate=0.01, form="hessian_free")
+        PerFedAvg(personal_learning_rate=0.01, form='hessian_free', delta=0.001, adapt_steps=1)
+    """
 
     personal_learning_rate: float = hyperparameter(
         0.03,

@@ -70,7 +70,13 @@ class Unlabeled(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class PerAda:
-    """PerAda (Xie et al., 2024): personal adapters near a global one, which a server distills from all clients'."""
+    """PerAda (Xie et al., 2024): personal adapters near a global one, which a server distills from all clients'.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.PerAda(mu=0.1)
+        PerAda(mu=0.1, share=0.05, server_steps=20, server_learning_rate=0.001)
+    """
 
     mu: float = hyperparameter(
         1.0,
@@ -101,7 +107,7 @@ class PerAda:
     def build(self, problem: Problem) -> Algorithm:
         model = problem.model
         solver = problem.solver
-        num_classes = classes.required(problem, "perada", places=False)
+        num_classes = classes.required(problem, "perada", per_position=False)
         num_examples = math.ceil(self.share * problem.num_clients * problem.n_max)
         capacity = max(num_examples, 1)
 

@@ -105,7 +105,13 @@ class Shared(NamedTuple):
 @method(keeps="nothing", travels="the body, class means and a covariance of features, both ways")
 @dataclasses.dataclass(frozen=True)
 class PFedFDA:
-    """pFedFDA (McLaughlin and Su, 2024): clients adapt global Gaussians of features, of which a head is computed."""
+    """pFedFDA (McLaughlin and Su, 2024): clients adapt global Gaussians of features, of which a head is computed.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.PFedFDA(coefficients="one")
+        PFedFDA(beta=None, coefficients='one', ridge=1.0)
+    """
 
     beta: float | None = hyperparameter(
         None,
@@ -127,7 +133,7 @@ class PFedFDA:
         model = problem.model
         solver = problem.solver
         shapes = model.network.shapes
-        num_classes = classes.required(problem, "pfedfda", places=False)
+        num_classes = classes.required(problem, "pfedfda", per_position=False)
         num_features = classes.num_features(problem)
         is_body = tree.complement(model.mask(shapes, 1))
 

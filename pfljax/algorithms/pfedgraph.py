@@ -64,7 +64,13 @@ class Server(NamedTuple):
 @method(keeps="its model", travels="a mixture of models down, its own up")
 @dataclasses.dataclass(frozen=True)
 class PFedGraph:
-    """pFedGraph (Ye et al., 2023): a mixture of models for each client, by an inferred collaboration graph."""
+    """pFedGraph (Ye et al., 2023): a mixture of models for each client, by an inferred collaboration graph.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.PFedGraph(alpha=0.2)
+        PFedGraph(alpha=0.2, mu=0.01)
+    """
 
     alpha: float = hyperparameter(
         0.8, above=0, grid=(0.2, 0.8, 3.2), help="pull of the graph toward n_k / n; near 0: Local"

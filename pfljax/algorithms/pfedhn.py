@@ -60,7 +60,14 @@ from pfljax.settings.method import hyperparameter, method
 @method(keeps="nothing", travels="its generated model down, its update up")
 @dataclasses.dataclass(frozen=True)
 class PFedHN:
-    """pFedHN (Shamsian et al., 2021): a hypernetwork at the server generates every client's model."""
+    """pFedHN (Shamsian et al., 2021): a hypernetwork at the server generates every client's model.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.PFedHN(server_learning_rate=0.003, hidden=50)
+        PFedHN(server_learning_rate=0.003, server_optimizer='sgd', server_momentum=0.9,
+               clip=50.0, initialization=None, hidden=50, layers=3, embedding=0, spread=0.1)
+    """
 
     server_learning_rate: float = hyperparameter(
         0.01,

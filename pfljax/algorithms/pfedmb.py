@@ -70,7 +70,14 @@ ALPHA_BATCHES = 1
 @method(keeps="its branch weights", travels="B branches of every layer, both ways; its weights up")
 @dataclasses.dataclass(frozen=True)
 class PFedMB:
-    """pFedMB (Mori et al., 2022): every layer is a mixture of B shared branches, by own weights."""
+    """pFedMB (Mori et al., 2022): every layer is a mixture of B shared branches, by own weights.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.PFedMB(branches=3)
+        PFedMB(branches=3, alpha_learning_rate=0.1, simplex='projection', averaging='alpha',
+               per_layer=True)
+    """
 
     branches: int = hyperparameter(
         5,

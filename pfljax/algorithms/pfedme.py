@@ -43,7 +43,13 @@ from pfljax.settings.method import hyperparameter, method
 @method(keeps="its model", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class PFedMe:
-    """pFedMe (Dinh et al., 2020): personal models near a global model, by Moreau envelopes."""
+    """pFedMe (Dinh et al., 2020): personal models near a global model, by Moreau envelopes.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.PFedMe(mu=10.0, personal_steps=3)
+        PFedMe(mu=10.0, personal_steps=3, personal_learning_rate=0.1, beta=1.0)
+    """
 
     mu: float = hyperparameter(
         15.0,

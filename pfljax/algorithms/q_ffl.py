@@ -40,7 +40,13 @@ LEAST = 1e-10  # smallest loss, so that its powers stay finite
 @method(name="q_ffl", keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class QFFL:
-    """q-FFL (Li et al., 2020): clients with larger losses get larger weights."""
+    """q-FFL (Li et al., 2020): clients with larger losses get larger weights.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.methods.QFFL(q=0.1)
+        QFFL(q=0.1, lipschitz=None)
+    """
 
     q: float = hyperparameter(
         1.0,

@@ -57,7 +57,13 @@ class Server(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class Scaffold:
-    """SCAFFOLD (Karimireddy et al., 2020): local steps corrected by control variates."""
+    """SCAFFOLD (Karimireddy et al., 2020): local steps corrected by control variates.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.Scaffold(option="I")
+        Scaffold(correction=1.0, server_learning_rate=1.0, option='I', mean='weighted')
+    """
 
     correction: float = hyperparameter(
         1.0, at_least=0, help="factor of the correction c - c_k in each step; 0 is FedAvg"

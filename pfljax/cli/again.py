@@ -25,7 +25,7 @@ def run(
     config: Mapping[str, Any],
     client_store: str,
     clients: tuple[Federation, Federation | None],
-    given: Mapping[str, Any],
+    prebuilt: Mapping[str, Any],
 ) -> api.Run:
     """Builds the run of a config.json on this machine's devices.
 
@@ -33,12 +33,12 @@ def run(
         config: The content of config.json.
         client_store: Where the clients are stored.
         clients: The training clients, and those held out of training (or None).
-        given: Parts that are not built: "method", "model" and "local".
+        prebuilt: Parts that are not built: "method", "model" and "local".
     """
-    if "method" not in given:
+    if "method" not in prebuilt:
         recorded.restored(config.get("method"), "method")  # registers a method of one's own
     settings = settings_of(config, client_store)
-    return build.build_run(settings, settings.method, clients, trial_of(config), given)
+    return build.build_run(settings, settings.method, clients, trial_of(config), prebuilt)
 
 
 def trial_of(config: Mapping[str, Any]) -> build.Trial:

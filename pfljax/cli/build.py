@@ -239,10 +239,10 @@ def build_metrics(settings: Settings) -> dict[str, Any]:
 
 def build_score(settings: Settings) -> Any:
     """Returns the score of --score, a name or a function in the user's file; None: that of the task."""
-    given = settings.score if "score" in settings else None
-    if given is not None and own_files.is_file_and_name(given):
-        return own_files.load("score", given)
-    return given
+    score = settings.score if "score" in settings else None
+    if score is not None and own_files.is_file_and_name(score):
+        return own_files.load("score", score)
+    return score
 
 
 def run_options(settings: Settings) -> dict[str, Any]:

@@ -52,7 +52,7 @@ from pfljax.contract.pooled import Pooled
 from pfljax.contract.types import Split
 from pfljax.data import Federation, preparation, sources
 from pfljax.folder import files, fingerprint, former
-from pfljax.folder.folders import said
+from pfljax.folder.folders import setting_text
 from pfljax.settings import method
 
 MOST_CLIENTS = 10**12  # more than fit in memory: each such cell reports that
@@ -308,7 +308,7 @@ def differences(before: dict, now: dict) -> list[str]:
     for name, value in now.items():
         value_before = before.get(name, value)
         if value_before != value:
-            texts.append(f"{name} was {said(value_before)} and is {said(value)}")
+            texts.append(f"{name} was {setting_text(value_before)} and is {setting_text(value)}")
     return texts
 
 

@@ -44,6 +44,14 @@ class ArgumentError(ValueError):
         value: The value, or None if it is not informative.
         owner: Registered name of the method if the argument is its hyperparameter, or what it is a field of, such as
             "privacy"; may be empty.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> try:
+        ...     pfl.FedProx(mu=-1)
+        ... except pfl.ArgumentError as error:
+        ...     print(error)
+        fedprox.mu=-1: accepted: 0 or more
     """
 
     def __init__(self, argument: str, text: str, value: object = None, *, owner: str = "") -> None:
@@ -88,6 +96,14 @@ class RunError(RuntimeError):
     Attributes:
         reason: Why it failed.
         further: What else there is to say.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> try:
+        ...     raise pfl.RunError("the training loss is not finite", "Files are in runs/ditto.")
+        ... except pfl.RunError as error:
+        ...     print(error.reason)
+        the training loss is not finite
     """
 
     def __init__(self, reason: str, further: str = "") -> None:

@@ -32,7 +32,15 @@ MOST = 2**31 - 1  # integers become 32-bit on the devices
 
 
 class Topology(enum.StrEnum):
-    """Whose models clients receive, and where their contributions go."""
+    """Whose models clients receive, and where their contributions go.
+
+    Examples:
+        >>> from pfljax.author import Topology
+        >>> Topology("shared").on_server
+        True
+        >>> Topology("peers").reads_others
+        True
+    """
 
     OWN = "own"  # a client's models never leave it
     SHARED = "shared"  # N models on a server, which all clients may receive
@@ -97,7 +105,17 @@ class Split(NamedTuple):
 
 
 class ClientData(NamedTuple):
-    """All of a client's data that a method can see; contains no test data."""
+    """All of a client's data that a method can see; contains no test data.
+
+    Examples:
+        The data of four clients, stacked, as `Algorithm.start` gets it; a client gets its own row:
+
+        >>> import pfljax as pfl
+        >>> clients = pfl.data.digits(num_clients=4)
+        >>> data = pfl.author.ClientData(clients.train, clients.validation)
+        >>> data.train.size.tolist()
+        [357, 362, 362, 357]
+    """
 
     train: Split
     validation: Split
@@ -112,6 +130,13 @@ class Cohort:
     Attributes:
         ids: (S,) int32, ascending client ids.
         everyone: Whether they are all K clients.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import Cohort
+        >>> cohort = Cohort(jnp.array([1, 4, 6]))
+        >>> cohort.position(jnp.array([4, 5])).tolist()
+        [1, -1]
     """
 
     ids: Array
@@ -133,6 +158,18 @@ class Start(NamedTuple):
         state: The server's own state, replicated: small, or data of all clients that the server needs (FedAMP, MOCHA).
         models: The models that clients can download, leaves (N, ...); () where these are the clients' own.
         opt_state: The models' optimizer states, leaves (N, ...).
+
+    Examples:
+        A server with one model of three parameters, whose momentum begins at zero:
+
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import Start, tree
+        >>> params = {"w": jnp.ones(3)}
+        >>> momentum = jax.tree.map(jnp.zeros_like, params)
+        >>> start = Start(state=momentum, models=tree.stack_one(params))
+        >>> start.models["w"].shape
+        (1, 3)
     """
 
     state: PyTree = ()
@@ -147,6 +184,16 @@ class First(NamedTuple):
         row: What never leaves the client.
         model: Its own model, which others may download; () under "shared".
         opt_state: That model's optimizer state, where the model's owner takes the steps.
+
+    Examples:
+        Client 2 begins with a control variate, and has no model of its own:
+
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import First
+        >>> def first_row(key, client, start):
+        ...     return First(row={"control_variate": jnp.zeros(3)})
+        >>> first_row(None, 2, None).model
+        ()
     """
 
     row: PyTree = ()
@@ -163,6 +210,17 @@ class State(NamedTuple):
         server: What the server holds, replicated.
         clients: What the clients hold, stacked: leaves (K, ...).
         round: () int32, number of completed rounds; the engine counts.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import First, Start, State
+        >>> server = Start(models={"w": jnp.zeros((1, 3))})
+        >>> state = State(server=server, clients=First(row=jnp.zeros(10)))
+        >>> state.models_on_server
+        True
+        >>> state = state.with_models({"w": jnp.ones((1, 3))})
+        >>> state.models["w"].tolist()
+        [[1.0, 1.0, 1.0]]
     """
 
     server: Start = Start()
@@ -221,6 +279,18 @@ class ClientContext(NamedTuple):
             round; None: their optimizer begins anew in every round. `Problem.fit` reads it, methods do not.
         statistics: Batch statistics of the received models, leaves (J, ...), where the method gets the models without
             them; None: the models are whole. `Problem.fit` reads it, methods do not.
+
+    Examples:
+        A client reads the round's number, here for a warmup of ten rounds:
+
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import ClientContext
+        >>> def warmup(context):
+        ...     return jnp.minimum((context.round + 1) / 10, 1)
+        >>> context = ClientContext(jax.random.key(0), round=4, step=0, index=jnp.arange(1))
+        >>> float(warmup(context))
+        0.5
     """
 
     key: Key
@@ -263,6 +333,16 @@ class Trained(NamedTuple):
         count: Weights of `sums`, such as examples of each class, if these are not `weight`; added up, too.
         square: () weight times the squared norm of the client's update, if the server needs it.
         report: What else the server sees of this client, by name. Scalars are free, all else counts as uploaded.
+
+    Examples:
+        A method weights its clients equally:
+
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import Trained
+        >>> trained = Trained(models={"w": jnp.ones((1, 3))}, losses=jnp.array([0.5]))
+        >>> trained = trained._replace(weight=jnp.ones(()))
+        >>> float(trained.weight)
+        1.0
     """
 
     models: Params
@@ -283,6 +363,15 @@ class Mixture(NamedTuple):
     Attributes:
         index: (J,) int32: clients' numbers, or under "shared" indices into the N models.
         weights: (J,), on the simplex.
+
+    Examples:
+        A client predicts with its own model, number 3, and with that of client 7:
+
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import Mixture
+        >>> mixture = Mixture(index=jnp.array([3, 7]), weights=jnp.array([0.75, 0.25]))
+        >>> mixture.index.tolist()
+        [3, 7]
     """
 
     index: Array
@@ -297,6 +386,20 @@ class Prediction(NamedTuple):
         weights: (J,), on the simplex; None: those of `Algorithm.select_models`, or equal weights for models of its own.
         index: (J,) int32, places of the models that it uses among those received; None: all of them, in order.
         inputs: Further inputs of `Algorithm.apply`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import Prediction
+        >>> prediction = Prediction.single({"w": jnp.zeros(3)})
+        >>> prediction.models["w"].shape
+        (1, 3)
+
+        Two models, mixed:
+
+        >>> models = {"w": jnp.zeros((2, 3))}
+        >>> prediction = Prediction(models, weights=jnp.array([0.75, 0.25]))
+        >>> prediction.weights.tolist()
+        [0.75, 0.25]
     """
 
     models: Params = ()
@@ -337,6 +440,17 @@ class Upload(NamedTuple):
         sums: Further trees that are added up as they are, leaves (J, ...), by name. What belongs to a mean is already
             multiplied by `weight`, or by its own count.
         count: (J, ...) weights of `sums`, such as examples of each class, if these are not `weight`; added up, too.
+
+    Examples:
+        A client with 20 examples sends the update of one model:
+
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import Upload, tree
+        >>> received = {"w": jnp.zeros((1, 3))}
+        >>> trained = {"w": jnp.ones((1, 3))}
+        >>> upload = Upload(tree.subtract(trained, received), weight=jnp.array([20.0]))
+        >>> upload.update["w"].tolist()
+        [[1.0, 1.0, 1.0]]
     """
 
     update: Params = ()
@@ -353,6 +467,13 @@ class ClientReport(NamedTuple):
         square: () weight times the squared norm of the client's update, if the server needs it. A
             stage that changes the update scales it.
         entries: What else the method tells the server, by name.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import ClientReport
+        >>> report = ClientReport(loss=jnp.array(0.5), entries={"steps": jnp.array(12)})
+        >>> int(report.entries["steps"])
+        12
     """
 
     loss: Array
@@ -393,6 +514,16 @@ class ClientOutput(NamedTuple):
         mixing_weights: (J,), under "push": the weight that each receiver gives the upload.
         participation: What became of the client.
         notes: What the stages tell the server of this client, by the stage's name; methods leave it empty.
+
+    Examples:
+        A client keeps nothing and sends its update:
+
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import ClientOutput, ClientReport, Upload
+        >>> upload = Upload({"w": jnp.ones((1, 3))}, weight=jnp.array([20.0]))
+        >>> output = ClientOutput(row=(), upload=upload, report=ClientReport(jnp.array(0.5)))
+        >>> float(output.report.loss)
+        0.5
     """
 
     row: PyTree
@@ -415,6 +546,22 @@ class Aggregate(NamedTuple):
         report: What each client told, leaves (S, ...).
         participation: What became of each client, leaves (S,).
         notes: What the stages tell of each client, leaves (S, ...), by the stage's name.
+
+    Examples:
+        The server's mean update of two clients with 10 and 30 examples:
+
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import Aggregate, ClientReport, Upload
+        >>> sums = Upload(update={"w": jnp.array([[80.0]])}, weight=jnp.array([40.0]))
+        >>> aggregate = Aggregate(
+        ...     upload=sums,
+        ...     num_sent=jnp.array([2]),
+        ...     sent=jnp.array([[True], [True]]),
+        ...     report=ClientReport(loss=jnp.array([0.5, 0.7])),
+        ... )
+        >>> mean = aggregate.upload.update["w"] / aggregate.upload.weight
+        >>> mean.tolist()
+        [[2.0]]
     """
 
     upload: Upload
@@ -435,6 +582,12 @@ class Ledger:
         passes: Mini-batches used in a round, as a multiple of the solver's steps; `Problem.passes` converts a number of
             epochs. Two phases of one epoch each are 2 passes of 1 gradient.
         unaccounted: What else others can learn about a client's data, in words; epsilon does not cover it.
+
+    Examples:
+        >>> from pfljax.author import Ledger
+        >>> ledger = Ledger(gradients=2)
+        >>> ledger.with_unaccounted("numbers of examples, which weight the mean")
+        Ledger(gradients=2, passes=1, unaccounted='numbers of examples, which weight the mean')
     """
 
     gradients: int
@@ -479,6 +632,12 @@ class MethodReport:
             those of its prediction, if it uses other clients' models elsewhere; "affinity" (K,); and any others that
             the method defines. None: the prediction's index and weights.
         topology: Topology of what `collaboration` returns; None: the prediction's.
+
+    Examples:
+        >>> from pfljax.author import MethodReport
+        >>> report = MethodReport(facts=(("components", 3),))
+        >>> dict(report.facts)
+        {'components': 3}
     """
 
     scored: str = ""
@@ -496,6 +655,15 @@ class Traffic(NamedTuple):
         report: Bytes of one client's report, without scalars.
         server: Bytes that one client reads from `State.server`, without scalars.
         shapes: Shapes and types of one downloaded model and of one contribution.
+
+    Examples:
+        A method that sends a quarter of each contribution:
+
+        >>> from pfljax.author import Traffic
+        >>> def sent(traffic):
+        ...     return traffic._replace(upload=traffic.upload / 4)
+        >>> sent(Traffic(model=400, upload=400, report=0, server=0)).upload
+        100.0
     """
 
     model: float
@@ -590,6 +758,24 @@ class Algorithm:
         any_age: With `stale`, whether updates count however late they are. On a clock, the N models are then those that
             someone trains from, and the server begins with one; it puts a new model first and drops the last.
         engine: What stages and runs add; methods leave it as it is.
+
+    Examples:
+        A method whose clients neither train nor send anything:
+
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import Algorithm, ClientOutput, ClientReport, Ledger, Upload
+        >>> def client_update(context, models, row, data):
+        ...     return ClientOutput(row, Upload(), ClientReport(loss=jnp.zeros(())))
+        >>> def server_update(key, state, aggregate):
+        ...     return state, {}
+        >>> algorithm = Algorithm(
+        ...     client_update=client_update,
+        ...     server_update=server_update,
+        ...     topology="own",
+        ...     ledger=Ledger(gradients=0),
+        ... )
+        >>> algorithm.report.scored
+        "each client's own model"
     """
 
     client_update: Callable[[ClientContext, Params, PyTree, ClientData], ClientOutput]

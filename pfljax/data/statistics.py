@@ -76,7 +76,14 @@ def _digest(federation: Federation) -> str:
 
 
 def client_codes(federation: Federation) -> ClientCodes:
-    """The codes of all clients. They are cached with the federation, whose arrays must not change."""
+    """The codes of all clients. They are cached with the federation, whose arrays must not change.
+
+    Examples:
+        >>> from pfljax import data
+        >>> codes = data.client_codes(data.digits(num_clients=4))
+        >>> codes.x.shape
+        (4,)
+    """
     if federation in _client_codes:
         return _client_codes[federation]
     x = np.zeros(len(federation.train.y), np.uint64)

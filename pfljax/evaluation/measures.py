@@ -75,6 +75,17 @@ def metric(function: Callable | None = None, *, higher_is_better: bool = True) -
 
     Raises:
         ArgumentError: if the function is none.
+
+    Examples:
+        >>> import numpy as np
+        >>> import pfljax as pfl
+        >>> @pfl.metrics.metric(higher_is_better=False)
+        ... def mean_absolute_error(outputs, y):
+        ...     return np.abs(outputs - y).mean()
+        >>> float(mean_absolute_error(np.array([1.0, 2.0]), np.array([1.0, 4.0])))
+        1.0
+        >>> mean_absolute_error.higher_is_better
+        False
     """
     if function is None:
         return functools.partial(metric, higher_is_better=higher_is_better)
@@ -84,7 +95,18 @@ def metric(function: Callable | None = None, *, higher_is_better: bool = True) -
 
 
 def f1(logits: np.ndarray, y: np.ndarray) -> float:
-    """Macro F1: the mean F1 of the classes that occur or are predicted."""
+    """Macro F1: the mean F1 of the classes that occur or are predicted.
+
+    Examples:
+        Of three examples, the last one is wrong:
+
+        >>> import numpy as np
+        >>> import pfljax as pfl
+        >>> logits = np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 1.0]])
+        >>> y = np.array([0, 1, 1])
+        >>> round(pfl.metrics.f1(logits, y), 4)
+        0.6667
+    """
     from sklearn.metrics import f1_score  # heavy
 
     logits, y = flat_classes(logits, y)
@@ -96,7 +118,18 @@ def f1(logits: np.ndarray, y: np.ndarray) -> float:
 
 
 def balanced_accuracy(logits: np.ndarray, y: np.ndarray) -> float:
-    """The mean recall of the classes that occur."""
+    """The mean recall of the classes that occur.
+
+    Examples:
+        Class 0 has a recall of 1, class 1 of 1 / 2:
+
+        >>> import numpy as np
+        >>> import pfljax as pfl
+        >>> logits = np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 1.0]])
+        >>> y = np.array([0, 1, 1])
+        >>> pfl.metrics.balanced_accuracy(logits, y)
+        0.75
+    """
     logits, y = flat_classes(logits, y)
     if not y.size:
         return np.nan
@@ -109,6 +142,16 @@ def auroc(logits: np.ndarray, y: np.ndarray) -> float:
     """The area under the ROC curve of each class that occurs against the rest, averaged; NaN with a single class.
 
     Examples are ordered by log odds, which have the order of the probabilities.
+
+    Examples:
+        Of the two pairs of examples of different classes, one is in the right order:
+
+        >>> import numpy as np
+        >>> import pfljax as pfl
+        >>> logits = np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
+        >>> y = np.array([0, 1, 1])
+        >>> pfl.metrics.auroc(logits, y)
+        0.5
     """
     from scipy import special  # slow to import
     from sklearn.metrics import roc_auc_score  # heavy
@@ -126,7 +169,18 @@ def auroc(logits: np.ndarray, y: np.ndarray) -> float:
 
 
 def calibration_error(logits: np.ndarray, y: np.ndarray) -> float:
-    """The expected calibration error: |accuracy - confidence| in 15 equal bins of confidence, weighted by size."""
+    """The expected calibration error: |accuracy - confidence| in 15 equal bins of confidence, weighted by size.
+
+    Examples:
+        The model is sure of both examples, and right about one:
+
+        >>> import numpy as np
+        >>> import pfljax as pfl
+        >>> logits = np.array([[100.0, 0.0], [100.0, 0.0]])
+        >>> y = np.array([0, 1])
+        >>> pfl.metrics.calibration_error(logits, y)
+        0.5
+    """
     from scipy import special  # slow to import
 
     logits, y = flat_classes(logits, y)
@@ -140,7 +194,18 @@ def calibration_error(logits: np.ndarray, y: np.ndarray) -> float:
 
 
 def perplexity(logits: np.ndarray, y: np.ndarray) -> float:
-    """exp of the mean negative log likelihood of all tokens, or other classes, that there are to predict."""
+    """exp of the mean negative log likelihood of all tokens, or other classes, that there are to predict.
+
+    Examples:
+        Equal logits for four classes:
+
+        >>> import numpy as np
+        >>> import pfljax as pfl
+        >>> logits = np.zeros((3, 4))
+        >>> y = np.array([0, 1, 3])
+        >>> round(pfl.metrics.perplexity(logits, y), 6)
+        4.0
+    """
     from scipy import special  # slow to import
 
     logits, y = flat_classes(logits, y)

@@ -74,14 +74,14 @@ class Chosen(LazyArray):
         return self.base[self.order[index]]
 
 
-def each(fn: Callable[..., Any], *trees: PyTree) -> PyTree:
+def map_examples(fn: Callable[..., Any], *trees: PyTree) -> PyTree:
     """`jax.tree.map` over arrays, views and pooled examples."""
     return jax.tree.map(fn, *trees, is_leaf=lambda node: hasattr(node, "shape"))
 
 
 def read(view: PyTree, index: Any = ...) -> PyTree:
     """Reads leaf[index] of a view's arrays, such as some of a client's examples; in full by default."""
-    return each(lambda leaf: leaf[index], view)
+    return map_examples(lambda leaf: leaf[index], view)
 
 
 def view(data: PyTree, position: Array) -> PyTree:

@@ -354,7 +354,7 @@ def recorded(out: Path) -> dict[str, dict]:
         raise ArgumentError("out", text, out) from error
 
 
-def said(value: Any) -> str:
+def setting_text(value: Any) -> str:
     """A setting's value in a message; a list as on a command line, separated by commas."""
     if isinstance(value, list):
         return ",".join(map(str, value)) or "empty"
@@ -395,8 +395,8 @@ def changed(
     if different:
         texts = []
         for name in different:
-            value_before = said(settings_before[name])
-            texts.append(f"{name} was {value_before} and is {said(settings[name])}")
+            value_before = setting_text(settings_before[name])
+            texts.append(f"{name} was {value_before} and is {setting_text(settings[name])}")
         return f"with other settings: {'; '.join(texts)}"
 
     # Data; an older run may not tell its digest.

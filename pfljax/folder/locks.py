@@ -27,7 +27,7 @@ MAX_BYTES = 96
 HERE = re.sub(r"[^\w.-]", "-", socket.gethostname(), flags=re.ASCII)[:64] or "unnamed"
 
 # Folders, and the threads of this process that hold their locks
-_held: set[tuple[Path, int]] = set()
+_locked: set[tuple[Path, int]] = set()
 
 
 class Locked(ArgumentError):
@@ -88,7 +88,7 @@ def locked(folders: Sequence[Path], say: Callable[[str], None]) -> Iterator[None
     lock outlives its process; `say` gets a line if one left its lock behind. Raises `Locked` if another process has
     locked one of the folders, and `ArgumentError` if something else is in place of a lock.
     """
-    folders = [folder for folder in folders if _entry(folder) not in _held]
+    folders = [folder for folder in folders if _entry(folder) not in _locked]
     new = [path for folder in folders for path in (folder, *folder.parents) if not path.exists()]
     locks_folders = processes.is_first() and fcntl
     with contextlib.ExitStack() as locks:
@@ -114,11 +114,11 @@ def _remove_empty(folders: Sequence[Path]) -> None:
 def _lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     file = _take(folder, say)
-    _held.add(_entry(folder))
+    _locked.add(_entry(folder))
     try:
         yield
     finally:
-        _held.discard(_entry(folder))
+        _locked.discard(_entry(folder))
         (folder / LOCK).unlink(missing_ok=True)
         os.close(file)
 

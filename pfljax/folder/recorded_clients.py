@@ -275,9 +275,9 @@ def _difference_of_names(before: Federation, clients: Federation) -> str:
         names_before = _names(before, field)
         names = _names(clients, field)
         if names_before != names:
-            of_run = few(names_before, 5) or "by numbers alone"
+            text_before = few(names_before, 5) or "by numbers alone"
             now = few(names, 5) or "by numbers alone"
-            return f"the run's {what} were named {of_run}, and these are named {now}"
+            return f"the run's {what} were named {text_before}, and these are named {now}"
     return ""
 
 

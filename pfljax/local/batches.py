@@ -13,7 +13,7 @@ import numpy as np
 from pfljax.contract import tree
 from pfljax.contract.types import Array, Key, PyTree, Split
 from pfljax.exchange.side_by_side import BLOCK, bytes_of, width
-from pfljax.exchange.views import Chosen, each, read
+from pfljax.exchange.views import Chosen, map_examples, read
 
 
 class Batch(NamedTuple):
@@ -83,7 +83,7 @@ def random_share(key: Key, split: Split, share: Array | float) -> Split:
     """A random subset of a client's examples, with at least one example if there are any."""
     order = shuffle(key, split.size, split.y.shape[0], 1)[0]
     size = jnp.clip(jnp.rint(share * split.size), 1, split.size)
-    x, y = each(lambda leaf: Chosen(leaf, order), split[:2])
+    x, y = map_examples(lambda leaf: Chosen(leaf, order), split[:2])
     return Split(x, y, size.astype(jnp.int32))
 
 

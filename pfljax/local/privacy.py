@@ -34,6 +34,13 @@ class Privacy:
         delta: The delta at which the ledger reports epsilon.
         noise_seed: For tests only: a seed for the noise. Whoever knows it can subtract the noise from a model. None:
             a secret that is drawn whenever training starts and never written.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> privacy = pfl.Privacy(noise_multiplier=1.1, clip_norm=1.0)
+        >>> privacy.active
+        True
+        >>> local = pfl.LocalTraining(privacy=privacy)
     """
 
     noise_multiplier: float = hyperparameter(0.0, at_least=0)

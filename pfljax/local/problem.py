@@ -34,6 +34,15 @@ class Personal(NamedTuple):
     Attributes:
         params: A model, a part of one, or any tree of parameters.
         opt_state: The optimizer's state for them.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from pfljax.author import Personal
+        >>> params = {"w": jnp.zeros(3)}
+        >>> personal = Personal(params, optax.adam(0.01).init(params))
+        >>> personal.params["w"].shape
+        (3,)
     """
 
     params: Params
@@ -41,7 +50,15 @@ class Personal(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Something of the received model, and the same of a client's own model or part."""
+    """Something of the received model, and the same of a client's own model or part.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import Pair
+        >>> pair = Pair(shared={"w": jnp.zeros(3)}, personal={"w": jnp.ones(3)})
+        >>> pair.personal["w"].tolist()
+        [1.0, 1.0, 1.0]
+    """
 
     shared: Any
     personal: Any
@@ -79,10 +96,10 @@ def numbered(objective: Objective, number: int | None) -> Objective:
     if number is None:
         return objective
 
-    def of_model(params: Params, batch: Batch) -> Array:
+    def numbered_objective(params: Params, batch: Batch) -> Array:
         return objective(params, batch.for_model(number))
 
-    return of_model
+    return numbered_objective
 
 
 def pair_opt_state(
@@ -125,7 +142,29 @@ class Problem(NamedTuple):
         chance: Probability with which each client takes part in a round, independently of others; a cohort then has
             `cohort_size` places, of which others stay empty. None: a cohort always has S clients.
         groups: The networks, if they differ between groups of clients; `model` is the first. None: all have `model`.
-        common: What a method is built for beside a client's own network, if they differ; see `of_server`.
+        common: What a method is built for beside a client's own network, if they differ; see `server_problem`.
+
+    Examples:
+        Half of ten clients take part in each of eight rounds:
+
+        >>> import optax
+        >>> import pfljax as pfl
+        >>> model = pfl.Model(pfl.models.MLP((16,), outputs=3), (4,))
+        >>> optimizer = optax.with_extra_args_support(optax.sgd(0.1))
+        >>> problem = pfl.author.Problem(
+        ...     model=model,
+        ...     solver=pfl.author.Solver(model.loss, optimizer),
+        ...     plan=pfl.Execution(plan="map", devices=1).make_plan(),
+        ...     num_clients=10,
+        ...     cohort_size=5,
+        ...     n_max=20,
+        ...     rounds=8,
+        ... )
+        >>> problem.rounds_of_a_client
+        4.0
+        >>> algorithm = pfl.Ditto(mu=1.0).build(problem)
+        >>> algorithm.ledger.gradients
+        2
     """
 
     model: Model
@@ -246,11 +285,13 @@ class Problem(NamedTuple):
         def train_one(
             number: Array, params: Params, statistics: Params, opt_state: PyTree, *third: PyTree
         ) -> tuple[TrainState, Array]:
-            def of_model(params: Params, batch: Batch) -> Array:
+            def model_objective(params: Params, batch: Batch) -> Array:
                 return objective(params, batch.for_model(number), *third)
 
             start = TrainState(params, statistics, opt_state)
-            return self.solver.fit(context.key, start, split, of_model, round_number=context.round)
+            return self.solver.fit(
+                context.key, start, split, model_objective, round_number=context.round
+            )
 
         rows = () if per_model is None else (per_model,)
         numbers = jnp.arange(tree.num_rows(params))
@@ -385,7 +426,7 @@ class Problem(NamedTuple):
         Args:
             context: The client's context; its key determines the mini-batches.
             models: The received model, leaves (1, ...), as in `fit`; its network and optimizer are
-                those of `of_server`.
+                those of `server_problem`.
             personal: The client's own model, its own part of one, or any tree that it trains.
             split: The client's training data.
             direction: (params, statistics, memory, mini-batch) -> (slopes, memory), called in every

@@ -76,6 +76,16 @@ class Slope(NamedTuple):
         gradient: Its gradient in the parameters.
         statistics: Old minus new batch statistics, as the forward pass wrote them; methods pass this
             on. None if there are none.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import Slope
+        >>> def objective(params):
+        ...     return (params**2).sum()
+        >>> slope = Slope(*jax.value_and_grad(objective)(jnp.array([1.0, 2.0])))
+        >>> slope.gradient.tolist()
+        [2.0, 4.0]
     """
 
     loss: Array
@@ -113,6 +123,21 @@ class Solver(NamedTuple):
         keyed: Whether mini-batch losses are in training mode, for dropout or to write batch statistics.
         statistics: Parameters -> a tree of bools, which leaves are batch statistics; None: there are none.
         augment: (key, x (B, ...)) -> augmented x for mini-batches; None: no augmentation.
+
+    Examples:
+        A client with 25 examples takes three steps per epoch:
+
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from pfljax.author import Solver
+        >>> def loss(params, x, y, mode=None):
+        ...     return (x @ params - y) ** 2
+        >>> optimizer = optax.with_extra_args_support(optax.sgd(0.1))
+        >>> solver = Solver(loss, optimizer, batch_size=10, epochs=2)
+        >>> solver.max_steps(25)
+        6
+        >>> solver.with_epochs(1).max_steps(25)
+        3
     """
 
     loss: Callable[..., Array]

@@ -101,10 +101,11 @@ def measures(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Float[np.ndarr
         "seconds": lambda summary: summary.get("seconds_per_round"),
         "simulated": lambda summary: summary["last"].get("simulated_seconds"),
     }
-    own = [name for summary in summaries for name in summary.get("metrics", ())]
-    read |= {name: lambda summary, name=name: summary["last"].get(name) for name in own}
+    own_metrics = [name for summary in summaries for name in summary.get("metrics", ())]
+    read |= {name: lambda summary, name=name: summary["last"].get(name) for name in own_metrics}
     return {
-        name: np.array([of(summary) for summary in summaries], float) for name, of in read.items()
+        name: np.array([read_value(summary) for summary in summaries], float)
+        for name, read_value in read.items()
     }
 
 
@@ -115,9 +116,11 @@ def over_rounds(
 
     The entry is NaN where it is missing.
     """
-    of_round = [{row["round"]: row.get(name) for row in each} for each in rows]
-    rounds = sorted(set.intersection(*map(set, of_round)))
-    return rounds, np.array([[values[number] for number in rounds] for values in of_round], float)
+    values_by_round = [{row["round"]: row.get(name) for row in run_rows} for run_rows in rows]
+    rounds = sorted(set.intersection(*map(set, values_by_round)))
+    return rounds, np.array(
+        [[values[number] for number in rounds] for values in values_by_round], float
+    )
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -270,12 +273,15 @@ class RunData:
     @property
     def simulated(self) -> Float[np.ndarray, " T"] | None:
         """Simulated seconds up to each evaluated round; None without a clock."""
-        found = np.array([row.get("simulated_seconds", np.nan) for row in self.rows], float)
-        return found if len(found) == len(self.test) and np.isfinite(found).all() else None
+        seconds = np.array([row.get("simulated_seconds", np.nan) for row in self.rows], float)
+        return seconds if len(seconds) == len(self.test) and np.isfinite(seconds).all() else None
 
     @property
     def measured(self) -> dict[str, Float[np.ndarray, " T"]]:
         """The method's own metrics over the evaluated rounds, by name; NaN for the initial models."""
         last = self.rows[-1] if len(self.rows) == len(self.test) else {}
-        own = [name for name in last if not name.startswith((*COMMON, *self.scores))]
-        return {name: np.array([row.get(name, np.nan) for row in self.rows], float) for name in own}
+        own_metrics = [name for name in last if not name.startswith((*COMMON, *self.scores))]
+        return {
+            name: np.array([row.get(name, np.nan) for row in self.rows], float)
+            for name in own_metrics
+        }

@@ -103,10 +103,10 @@ class Replicates:
         if self.num == 1:
             return [joined]
 
-        def of_run(number: int) -> PyTree:
+        def run_slice(number: int) -> PyTree:
             return jax.tree.map(lambda leaf: leaf[number], joined)
 
-        return [of_run(number) for number in range(self.num)]
+        return [run_slice(number) for number in range(self.num)]
 
     def lift(
         self,
@@ -124,13 +124,13 @@ class Replicates:
             in_axes: For each array, 0 if it is stacked, None if all runs share it.
         """
 
-        def of_run(numbers: Numbers, *arrays: PyTree) -> PyTree:
+        def with_algorithm(numbers: Numbers, *arrays: PyTree) -> PyTree:
             algorithm = experiment.algorithm(plan, numbers)
             return fn(algorithm, *arrays)
 
         if self.num == 1:
-            return functools.partial(of_run, OWN)
-        lifted = plan.over_replicates(of_run, (0, *in_axes))
+            return functools.partial(with_algorithm, OWN)
+        lifted = plan.over_replicates(with_algorithm, (0, *in_axes))
         return functools.partial(lifted, self.numbers)
 
 

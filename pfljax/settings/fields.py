@@ -95,6 +95,20 @@ def hyperparameter(
             which is enough.
         accepted: What is accepted, in words; by default, derived from the annotation and the bounds.
         former: Its name in the previous release, which is still accepted, with a warning.
+
+    Examples:
+        >>> import dataclasses
+        >>> from pfljax.author import hyperparameter, method
+        >>> @method
+        ... @dataclasses.dataclass(frozen=True)
+        ... class Shrinking:
+        ...     "Shrinking: parameters decay after each round."
+        ...     rate: float = hyperparameter(0.1, at_least=0, below=1, grid=(0.01, 0.1))
+        ...     def build(self, problem): ...
+        >>> Shrinking(rate=2.0)
+        Traceback (most recent call last):
+            ...
+        pfljax.contract.errors.ArgumentError: shrinking.rate=2.0: accepted: 0 to below 1
     """
     if isinstance(read_with, tuple):
         other, value = read_with

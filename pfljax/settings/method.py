@@ -88,6 +88,20 @@ def method(
     Raises:
         ArgumentError: if a class of another file, or another class of the file, has the name.
         TypeError: if the class is no dataclass, or has no docstring or no `build`.
+
+    Examples:
+        >>> import dataclasses
+        >>> from pfljax.author import hyperparameter, method
+        >>> @method(keeps="its model", travels="the global model, both ways")
+        ... @dataclasses.dataclass(frozen=True)
+        ... class MyDitto:
+        ...     "MyDitto: personal models near a global model."
+        ...     mu: float = hyperparameter(0.1, at_least=0)
+        ...     def build(self, problem): ...
+        >>> MyDitto.info.name
+        'myditto'
+        >>> MyDitto(mu=1.0)
+        MyDitto(mu=1.0)
     """
 
     def register(cls: Any) -> Any:

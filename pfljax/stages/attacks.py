@@ -79,6 +79,12 @@ class Attack:
         poisoned: Share of an attacker's examples that show the trigger.
         trigger: Value of the trigger's pixels or features, on the scale of the model's inputs: 1 is white where pixels
             are between 0 and 1, and one standard deviation where inputs are standardized. Integers get 255.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> attack = pfl.Attack("sign_flip", attackers=0.1, strength=2.0)
+        >>> attack.active
+        True
     """
 
     kind: Kind = "none"

@@ -82,6 +82,12 @@ class ClientPrivacy:
         count_noise: sigma_b, the noise on the number of unclipped updates; 0: a twentieth of the expected clients.
         delta: The delta at which epsilon is reported.
         noise_seed: For tests only: a seed for the noise and for who takes part; see `Privacy`.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> privacy = pfl.ClientPrivacy(noise_multiplier=1.0, clip_norm=0.5)
+        >>> privacy.described
+        'gaussian, noise multiplier 1, updates clipped to 0.5'
     """
 
     noise_multiplier: float = hyperparameter(0.0, at_least=0)

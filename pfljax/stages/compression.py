@@ -73,6 +73,12 @@ class Compression:
         upload: What clients send of an update: "topk:0.01", "randomk:0.01", "quantize:8", "sign" or "lowrank:2".
         download: How the models that clients receive are compressed: "quantize:8".
         error_feedback: Whether clients add to an update what compression left out of earlier ones.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> compression = pfl.Compression("topk:0.01", download="quantize:8")
+        >>> compression.described
+        'topk:0.01, with error feedback'
     """
 
     upload: str = hyperparameter("none", accepted=f"none, {FORMS}")

@@ -55,6 +55,17 @@ class Clock:
         concurrency: Number of clients at work at once, under a server that waits for nobody (FedBuff, FedAsync); 0:
             twice as many as send their updates in a round, if there are.
         seed: Seed for the devices; the same for all runs of a comparison.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> clock = pfl.Clock(compute="constant:0.2", bandwidth="constant:5", deadline=30)
+        >>> clock.described
+        'constant:0.2 s per gradient, constant:5 Mbit/s, until 30 s'
+
+        10 gradients of 0.2 s each, and 5 megabits:
+
+        >>> float(clock.seconds(client=0, gradients=10, examples=32, num_bytes=625_000))
+        3.0
     """
 
     compute: str = hyperparameter("lognormal:0.1:1", accepted=DRAWN)
@@ -106,10 +117,10 @@ class Clock:
         kind, _, share = self.availability.partition(":")
         if kind == "always" and not share:
             return 1.0
-        found = _number(share) if kind == "daily" else math.nan
-        if not 0 < found <= 1:
+        share_of_day = _number(share) if kind == "daily" else math.nan
+        if not 0 < share_of_day <= 1:
             raise ArgumentError("availability", f"accepted: {TIMES}", self.availability)
-        return found
+        return share_of_day
 
     @property
     def _from_file(self) -> Times | None:
@@ -129,8 +140,8 @@ class Clock:
             num_bytes: Bytes that it receives and sends.
         """
         if self.devices:
-            found = jnp.asarray(capacities(self.devices))
-            computation, communication = found[client % len(found)]
+            device_capacities = jnp.asarray(capacities(self.devices))
+            computation, communication = device_capacities[client % len(device_capacities)]
             drawn_seconds = INFERENCES * examples * computation / 1000
             megabits = communication / 1000
         else:
@@ -143,10 +154,12 @@ class Clock:
 
     def available(self, client: Array, now: Array) -> Array:
         """() whether a client is available at a time in seconds."""
-        if (found := self._from_file) is not None:
-            device = client % len(found.period)
-            at = now % jnp.asarray(found.period)[device]
-            begins, ends = (jnp.asarray(part)[device] for part in (found.begins, found.ends))
+        if (recorded_times := self._from_file) is not None:
+            device = client % len(recorded_times.period)
+            at = now % jnp.asarray(recorded_times.period)[device]
+            begins, ends = (
+                jnp.asarray(part)[device] for part in (recorded_times.begins, recorded_times.ends)
+            )
             return ((begins <= at) & (at <= ends)).any()
         begin = jax.random.uniform(jax.random.fold_in(self._key(client), PHASE))
         return (now / DAY + begin) % 1 < self._share_of_day()
@@ -165,15 +178,20 @@ class Drawn(NamedTuple):
     def parsed(cls, field: str, text: str) -> Drawn:
         """A distribution from "KIND:NUMBER:...". Raises `ArgumentError` if it is none."""
         kind, *arguments = text.split(":")
-        found = tuple(_number(part) for part in arguments)
-        known = {"constant": 1, "lognormal": 2, "two_class": 3}.get(kind) == len(found)
-        fits = known and all(map(math.isfinite, found)) and found[0] > 0 and min(found) >= 0
-        if not fits or (kind == "two_class" and not (found[1] <= 1 <= found[2])):
+        drawn_numbers = tuple(_number(part) for part in arguments)
+        known = {"constant": 1, "lognormal": 2, "two_class": 3}.get(kind) == len(drawn_numbers)
+        fits = (
+            known
+            and all(map(math.isfinite, drawn_numbers))
+            and drawn_numbers[0] > 0
+            and min(drawn_numbers) >= 0
+        )
+        if not fits or (kind == "two_class" and not (drawn_numbers[1] <= 1 <= drawn_numbers[2])):
             text_of_shares = "; a SHARE is at most 1, a FACTOR at least 1"
             raise ArgumentError(
                 field, f"accepted: {DRAWN}{text_of_shares if kind == 'two_class' else ''}", text
             )
-        return cls(kind, found)
+        return cls(kind, drawn_numbers)
 
     def __call__(self, key: Key, slower: int) -> Array:
         """() a draw; `slower` is 1 if slow devices have large values, and -1 if they have small ones."""
@@ -219,11 +237,11 @@ def _read(field: str, path: str) -> list[dict]:
     """The entries of a file, in the order of their ids."""
     try:
         with Path(expanded(path, field)).open("rb") as file:
-            found = json.load(file) if path.endswith(".json") else _Plain(file).load()
+            content = json.load(file) if path.endswith(".json") else _Plain(file).load()
         entries = (
-            [found[key] for key in sorted(found, key=int)]
-            if isinstance(found, dict)
-            else list(found)
+            [content[key] for key in sorted(content, key=int)]
+            if isinstance(content, dict)
+            else list(content)
         )
         if not entries:
             raise ValueError("it has no devices")
@@ -243,19 +261,19 @@ def capacities(path: str) -> np.ndarray:
     """
     entries = _read("devices", path)
     try:
-        found = np.array(
+        device_capacities = np.array(
             [
                 (drawn_seconds["computation"], drawn_seconds["communication"])
                 for drawn_seconds in entries
             ],
             np.float32,
         )
-        if not (np.isfinite(found).all() and (found > 0).all()):
+        if not (np.isfinite(device_capacities).all() and (device_capacities > 0).all()):
             raise ValueError("a value is not above 0")
     except (KeyError, TypeError, ValueError) as error:
         text = f"accepted: a file with a positive computation and communication of each device; {error}"
         raise ArgumentError("devices", text, path) from error
-    return found
+    return device_capacities
 
 
 @functools.lru_cache(maxsize=4)

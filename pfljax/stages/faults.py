@@ -66,6 +66,12 @@ class Faults:
         on_divergence: What follows if a loss is not finite: the run starts over, and clients whose results are not
             finite are dropped from their rounds ("drop"), or it stops ("stop"). It stops, too, if all of a round's
             clients would be dropped, if its method's clients mix what all neighbors send, or if its noise is private.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> faults = pfl.Faults(dropout=0.1, lost=0.05)
+        >>> faults.described
+        '10% fail before training, 5% uploads lost'
     """
 
     dropout: float = hyperparameter(0.0, at_least=0, below=1)

@@ -227,21 +227,21 @@ class Pipeline:
         for stage in reversed(self.stages):
             name = stage.name
             note = StageState(server_notes[name], client_notes[name])
-            aggregate, note, own = stage.before_server(key, state, aggregate, note)
+            aggregate, note, stage_metrics = stage.before_server(key, state, aggregate, note)
             server_notes[name] = note.server
             client_notes[name] = note.client
-            metrics = own | metrics
+            metrics = stage_metrics | metrics
 
         # The method sees neither the stages' notes nor what became of clients.
         aggregate = aggregate._replace(participation=Participation(), notes={})
-        state, own = self.method.server_update(key, state, aggregate)
+        state, method_metrics = self.method.server_update(key, state, aggregate)
 
         for stage in self.stages:
             name = stage.name
             state, server_notes[name] = stage.after_server(key, state, server_notes[name])
         state = state.with_server(WithNotes(state.server.state, server_notes))
         state = state.with_rows(WithNotes(state.rows, client_notes))
-        return state, own | metrics
+        return state, method_metrics | metrics
 
     # What a client predicts with. Newcomers have no row.
 

@@ -33,6 +33,12 @@ class Server:
             to trust; all that there are, if these are fewer.
         secure_aggregation: Whether the server sees nothing but the sum of what clients send (Bonawitz et al., CCS
             2017). Nothing is encrypted; what needs single messages is refused.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> server = pfl.Server(sampler="weighted", aggregator="trimmed_mean", trim=0.1)
+        >>> server.described(20)
+        'trimmed_mean, 2 of 20 clients assumed to attack'
     """
 
     sampler: Sampler = "uniform"

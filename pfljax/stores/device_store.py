@@ -150,8 +150,8 @@ def _measured_in_blocks(
     num_scored = ids.shape[-1]
 
     def measure(served: Served) -> Served:
-        found = measured(experiment.metrics, served.outputs, problem.model.task)
-        return served._replace(outputs=found)
+        outputs = measured(experiment.metrics, served.outputs, problem.model.task)
+        return served._replace(outputs=outputs)
 
     def evaluate_in_blocks(*args: Any) -> Served:
         blocks_of_runs: list[list[Served]] = [[] for _ in range(replicates.num)]

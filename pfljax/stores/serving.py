@@ -64,11 +64,11 @@ def outputs(problem: Problem, algorithm: Algorithm, x: PyTree) -> Use:
 
 
 def measured(
-    run_metrics: Mapping[str, measures.Metric], found: dict[str, dict], task: Task
+    run_metrics: Mapping[str, measures.Metric], served_scores: dict[str, dict], task: Task
 ) -> dict[str, dict]:
-    """Replaces the outputs in what `scores` found, as NumPy arrays, by a run's further metrics."""
+    """Replaces the outputs in what `scores` returned, as NumPy arrays, by a run's further metrics."""
     if not run_metrics:
-        return found
+        return served_scores
 
     def with_metrics(split_scores: dict[str, PyTree]) -> dict[str, PyTree]:
         values = {
@@ -76,7 +76,7 @@ def measured(
         }
         return values | measures.measured(run_metrics, split_scores, task)
 
-    return {name: with_metrics(split_scores) for name, split_scores in found.items()}
+    return {name: with_metrics(split_scores) for name, split_scores in served_scores.items()}
 
 
 def scored_ids(experiment: Experiment) -> np.ndarray:

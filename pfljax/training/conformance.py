@@ -273,13 +273,13 @@ class Contract:
         function = operator.attrgetter(field)(self.algorithm)
         zero = jnp.zeros((), jnp.int32)
 
-        def of_client(arg: Any) -> Any:
+        def client_view(arg: Any) -> Any:
             return view(arg, zero) if isinstance(arg, ClientData) else arg
 
         def call(key: Key, state: State, args: tuple[Any, ...]) -> Any:
             index = jnp.zeros((num_received,), jnp.int32)
             context = lifting.context_of(key, zero, state, index)
-            return function(context, *map(of_client, args))
+            return function(context, *map(client_view, args))
 
         return self._evaluate(field, call, key, state, args)
 

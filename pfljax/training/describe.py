@@ -233,9 +233,9 @@ def short_lines(
     examples_of_all = int(np.asarray(federation.train.size).sum())
     clients = f"{problem.num_clients:,} with {examples_of_all:,} training examples"
     state_bytes = tree.num_bytes((compiled.state.server, compiled.state.clients))
-    of_device = needed.arguments + needed.outputs + needed.temporaries
+    device_bytes = needed.arguments + needed.outputs + needed.temporaries
     limit = f" of {memory.readable(needed.limit)}" if needed.limit else ""
-    per_device = f"{memory.readable(of_device)}{limit} per device"
+    per_device = f"{memory.readable(device_bytes)}{limit} per device"
     execution = dict(_lines_of_execution(compiled, experiment))
 
     # Rounds, and who takes part in none of them.

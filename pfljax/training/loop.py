@@ -364,11 +364,15 @@ class Trainer:
         if algorithm.report.topology:
             return Topology(algorithm.report.topology)
 
-        def of_first(clients: ClientData) -> ClientData:
+        def first_clients(clients: ClientData) -> ClientData:
             return self.replicates.split(clients)[0]
 
         on_devices = self.store.on_devices
-        clients = jax.eval_shape(of_first, self.clients) if on_devices else of_first(self.clients)
+        clients = (
+            jax.eval_shape(first_clients, self.clients)
+            if on_devices
+            else first_clients(self.clients)
+        )
         plan = self.compiled.plan
         key = self.keys[0]
         init = functools.partial(lifting.init, algorithm, plan)
@@ -690,14 +694,14 @@ class Trainer:
     def _outcome(self, number: int) -> Outcome:
         """Returns one run's outcome and writes its summary."""
 
-        def of_run(joined: Any) -> Any:
+        def run_slice(joined: Any) -> Any:
             return self.replicates.split(joined)[number]
 
         experiment = self.experiments[number]
         compiled = self.compiled
         history = self.histories[number]
-        state = of_run(self.state)
-        rounds_key = of_run(self._key(1))
+        state = run_slice(self.state)
+        rounds_key = run_slice(self._key(1))
         summary = scoring.summarize(experiment, compiled, history, self.lines, rounds_key)
         summary["stopped"] = self.stopped or None
         by_part = {"rounds": self.seconds} | self._seconds_by_part()
@@ -708,12 +712,12 @@ class Trainer:
             clients_dropped = most_dropped(dropped)
             self._tell(f"  dropped, since their results were not finite: {clients_dropped}")
         self._add_never_trained(summary, number)
-        newcomers_key = of_run(self._key(3))
+        newcomers_key = run_slice(self._key(3))
         summary["unseen"] = scoring.score_unseen(experiment, compiled, newcomers_key, state)
         self.folders.finish(number, summary, self.done)
 
-        key = of_run(self._key(2))
-        clients = of_run(self.clients)
+        key = run_slice(self._key(2))
+        clients = run_slice(self.clients)
         outcome = Outcome(summary, history, experiment, compiled.plan, key, clients, state)
         self.outcomes.add(outcome)
         return outcome

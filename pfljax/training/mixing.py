@@ -18,7 +18,7 @@ import numpy as np
 from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.held import use_frozen
 from pfljax.contract.types import Params, PyTree, Training
-from pfljax.exchange.views import each
+from pfljax.exchange.views import map_examples
 from pfljax.local.solver import Solver
 from pfljax.models.model import Model
 from pfljax.run.experiment import Experiment
@@ -87,14 +87,14 @@ def mixes(model: Model, params: Params, x: PyTree) -> bool:
         x: Four examples.
     """
     # The examples a and b: with c, after d, and alone.
-    with_c = each(lambda leaf: leaf[:3], x)
-    alone = each(lambda leaf: leaf[:2], x)
+    with_c = map_examples(lambda leaf: leaf[:3], x)
+    alone = map_examples(lambda leaf: leaf[:2], x)
 
     def after_d(leaf: np.ndarray) -> np.ndarray:
         return np.concatenate([_other(leaf[3:]), leaf[:2]])
 
     first = np.asarray(model.apply(params, with_c))
-    second = np.asarray(model.apply(params, each(after_d, x)))
+    second = np.asarray(model.apply(params, map_examples(after_d, x)))
     third = np.asarray(model.apply(params, alone))
     return differ(first[:2], second[1:3]) or differ(first[:2], third)
 
@@ -110,7 +110,7 @@ def depends_on_padding(model: Model, params: Params, x: PyTree) -> bool:
             filled = _other(leaf[padding : padding + 1])
             return np.concatenate([leaf[:2], filled])
 
-        outputs, statistics = model.forward(params, each(padded, x), mode)
+        outputs, statistics = model.forward(params, map_examples(padded, x), mode)
         return [np.asarray(outputs)[:2], *map(np.asarray, jax.tree.leaves(statistics))]
 
     return any(map(differ, outputs_with(2), outputs_with(3)))
@@ -180,7 +180,7 @@ def examples(experiment: Experiment, model: Model) -> PyTree | None:
         return None
     clients = np.resize(np.flatnonzero(sizes), NUM)
     positions = np.arange(NUM) % sizes[clients]  # clients may have the same examples
-    return each(lambda leaf: np.asarray(leaf[clients, positions]), split.x)
+    return map_examples(lambda leaf: np.asarray(leaf[clients, positions]), split.x)
 
 
 def _other(leaf: np.ndarray) -> np.ndarray:

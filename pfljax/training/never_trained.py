@@ -48,8 +48,8 @@ def served(algorithm: Algorithm, state: State) -> Served:
     if LATECOMERS in getattr(server, "notes", {}):
         return AS_NEWCOMERS
     row = state.rows
-    kept = getattr(row, "state", row)  # without the stages' notes
-    if not jax.tree.leaves((kept, state.clients.model)):
+    method_row = getattr(row, "state", row)  # without the stages' notes
+    if not jax.tree.leaves((method_row, state.clients.model)):
         return AS_OTHERS
     return INITIAL
 

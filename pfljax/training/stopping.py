@@ -59,5 +59,11 @@ def _why_to_stop(rows: Sequence[dict], best: dict, patience: int) -> str:
 
 
 def patience(rounds: int) -> Patience:
-    """Returns a rule for `Run(stop=...)`: see `Patience`."""
+    """Returns a rule for `Run(stop=...)`: see `Patience`.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.patience(20)
+        Patience(patience=20)
+    """
     return Patience(rounds)

@@ -40,6 +40,23 @@ class Evaluation(NamedTuple):
         per_client: Arrays by name, such as "accuracy/test": one value for each client with examples in the split.
         collaboration: Weight that each client gives to each model. Shape (K, N). None with `eval_clients`, and with
             more than 2,000 clients or models.
+
+    Examples:
+        A tracker that prints the test accuracy:
+
+        >>> from pfljax.trackers import Evaluation
+        >>> def tracker(evaluation):
+        ...     print(evaluation.round, evaluation.scalars["accuracy/test"])
+        >>> evaluation = Evaluation(
+        ...     run="",
+        ...     round=10,
+        ...     resumed=0,
+        ...     scalars={"accuracy/test": 0.9},
+        ...     per_client={},
+        ...     collaboration=None,
+        ... )
+        >>> tracker(evaluation)
+        10 0.9
     """
 
     run: str
@@ -166,6 +183,10 @@ class TensorBoard(_Tracker):
 
     A resumed run writes another event file. It tells TensorBoard to drop earlier values of repeated rounds, so every
     curve has one value per round.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> tracker = pfl.trackers.TensorBoard("logs")
     """
 
     package = "tensorboardX"
@@ -208,6 +229,10 @@ class WandB(_Tracker):
     """A tracker that logs scalars and histograms over clients to Weights & Biases.
 
     Each run of a comparison is a run of W&B. A resumed run continues it; W&B keeps the first values of repeated rounds.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> tracker = pfl.trackers.WandB("logs", project="digits")  # doctest: +SKIP
     """
 
     package = "wandb"
@@ -250,6 +275,10 @@ class MLflow(_Tracker):
     """A tracker that logs scalars to MLflow, which has no histograms. The server is that of MLFLOW_TRACKING_URI.
 
     Each run of a comparison is a run of MLflow. A resumed run continues it; repeated rounds are not logged again.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> tracker = pfl.trackers.MLflow("logs", experiment="digits")  # doctest: +SKIP
     """
 
     package = "mlflow"

@@ -15,13 +15,13 @@ from pfljax.local.batches import masked, sum_over_examples
 from pfljax.local.problem import Problem
 
 
-def required(problem: Problem, name: str, *, places: bool = True) -> int:
+def required(problem: Problem, name: str, *, per_position: bool = True) -> int:
     """Returns C for a method that needs classes.
 
     Args:
         problem: The problem of the method.
         name: Name of the method.
-        places: Whether an example may have several labels, as a sequence does.
+        per_position: Whether an example may have a label per position, as a sequence does.
 
     Raises:
         ArgumentError: if there are no classes, or more than one class per example.
@@ -31,7 +31,7 @@ def required(problem: Problem, name: str, *, places: bool = True) -> int:
     if model.task != "classification":
         what = "a regression" if model.task == "regression" else "several labels"
         raise ArgumentError("method", f"needs classes; choose another method for {what}", name)
-    if not places and len(model.output_shape) > 2:
+    if not per_position and len(model.output_shape) > 2:
         text = "needs one class per example; choose another method for sequences"
         raise ArgumentError("method", text, name)
     return num_classes

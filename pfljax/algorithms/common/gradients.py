@@ -132,7 +132,7 @@ def batch_gradients(
     orders = solver.draw_orders(context.key, split.size, problem.n_max)
     batch = solver.take_batch(context.key, orders, split, context.step)
 
-    def of_model(model: Params, number: Array, weight: Array) -> tuple[Array, Params]:
+    def model_gradient(model: Params, number: Array, weight: Array) -> tuple[Array, Params]:
         def mean_loss(model: Params) -> Array:
             return solver.mean_loss(model, batch.for_model(number))
 
@@ -145,7 +145,7 @@ def batch_gradients(
 
     num = tree.num_rows(models)
     all_weights = jnp.ones(num) if weights is None else weights
-    return problem.plan.over_models(of_model, models, jnp.arange(num), all_weights)
+    return problem.plan.over_models(model_gradient, models, jnp.arange(num), all_weights)
 
 
 def if_weighed(

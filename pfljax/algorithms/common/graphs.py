@@ -174,9 +174,9 @@ def _read_matrix(path: str, num: int) -> sp.csr_array:
     fault = stochastic_fault(matrix)
     if fault:
         raise ArgumentError("mixing_file", f"{fault}; accepted: a doubly stochastic matrix", path)
-    parts, _ = sp.csgraph.connected_components(matrix, connection="strong")
-    if parts > 1:
-        text = f"its graph has {parts} components; accepted: a connected graph"
+    num_components, _ = sp.csgraph.connected_components(matrix, connection="strong")
+    if num_components > 1:
+        text = f"its graph has {num_components} components; accepted: a connected graph"
         raise ArgumentError("mixing_file", text, path)
     return matrix
 

@@ -85,13 +85,13 @@ def side_by_side(
 def sent(problem: Problem, models: Params) -> Products:
     """What clients send of models (J, ...): products a b and other parameters, leaves (J, ...)."""
 
-    def of_model(params: Params) -> Products:
+    def products_and_others(params: Params) -> Products:
         factors = problem.model.network.factors(params)
         products = {path: jnp.matmul(a, b) for path, (a, b) in factors.items()}
         _, others = split(problem, params)
         return Products(products, others)
 
-    return problem.plan.over_rows(of_model, models)
+    return problem.plan.over_rows(products_and_others, models)
 
 
 def averaged(problem: Problem, models: Params, aggregate: Aggregate) -> Params:
@@ -101,7 +101,7 @@ def averaged(problem: Problem, models: Params, aggregate: Aggregate) -> Params:
     """
     network = problem.model.network
 
-    def of_model(params: Params, mean: Products) -> Params:
+    def decompose(params: Params, mean: Products) -> Params:
         best = {
             path: truncated(mean.products[path], rank=pair.a.shape[-1])
             for path, pair in network.factors(params).items()
@@ -111,7 +111,7 @@ def averaged(problem: Problem, models: Params, aggregate: Aggregate) -> Params:
         return tree.combine(lora, mean.others)
 
     means = aggregation.mean(aggregate)
-    new_models = problem.plan.over_rows(of_model, models, means)
+    new_models = problem.plan.over_rows(decompose, models, means)
     weight = aggregate.upload.weight
     assert weight is not None
     return tree.where(weight > 0, new_models, models)
