@@ -62,7 +62,13 @@ def study(
 ) -> pfl.Table:
     """Compares four tuned methods and writes tables by method and by hospital, and a figure."""
     clients = pfl.data.read(
-        table, label="died", client="hospital", test="is_test", categorical="ward", fill="mean"
+        table,
+        label="died",
+        client="hospital",
+        test="is_test",
+        categorical="ward",
+        fill="mean",
+        validation_fraction=0.25,  # chooses the learning rates
     )
     local = pfl.LocalTraining(optax.sgd, 0.1, batch_size=32)
     results = pfl.compare(

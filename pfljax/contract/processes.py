@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from pfljax.contract import cores
 from pfljax.contract.errors import ArgumentError, RunError
 
 HEARTBEAT_SECONDS = 10  # a process without a heartbeat for this long counts as dead
@@ -76,6 +77,7 @@ def start(coordinator: str, num_processes: int, process_id: int) -> None:
 
 def is_first() -> bool:
     """Whether this is the process that writes files."""
+    cores.start()
     return jax.process_index() == 0
 
 
@@ -164,6 +166,8 @@ def agree(values: dict[str, object]) -> None:
 
 def first(check: Callable[[], None]) -> None:
     """Runs a check on the first process; if it raises an `ArgumentError`, all processes raise it."""
+    # counting processes starts JAX, whose number of devices cannot change afterwards
+    cores.start()
     if jax.process_count() == 1:
         return check()
     message = np.zeros(MESSAGE, np.uint8)

@@ -29,6 +29,15 @@ with warnings.catch_warnings(record=True) as told:
 print(plans[0].num_devices, len(told), *(str(warning.message) for warning in told))
 """
 
+IN_FOLDER = """
+import sys, jax, pfljax as pfl
+clients = pfl.data.digits(num_clients=2, train_examples=4)
+def stop():
+    print(jax.local_device_count())
+    sys.exit()
+pfl.compare([pfl.Local()], clients, pfl.models.MLP((4,)), rounds=1, seeds=[0], out={!r}, ready=stop)
+"""
+
 
 def run(code, **variables):
     env = {
@@ -46,6 +55,11 @@ def run(code, **variables):
 @pytest.mark.slow
 def test_python_has_a_device_for_each_core():
     assert run(COUNT.format("")) == str(num_cores())
+
+
+@pytest.mark.slow
+def test_a_comparison_with_a_folder_has_a_device_for_each_core(tmp_path):
+    assert run(IN_FOLDER.format(str(tmp_path / "study"))) == str(num_cores())
 
 
 @pytest.mark.slow

@@ -276,7 +276,7 @@ def _features(
             left_out.append(name)
     if len(left_out) == len(candidates) or (wanted and left_out):
         text = f"{few(left_out) or 'nothing'} in {pathlib.Path(file).name}"
-        accepted = "accepted: columns of numbers; categorical names those of categories"
+        accepted = "accepted: columns of numbers; name categories in categorical, and a column of texts in text"
         raise ArgumentError("features", f"{text}; {accepted}")
     if left_out:
         text = f"{few(left_out)} in {pathlib.Path(file).name} holds no numbers and is left out"

@@ -151,7 +151,7 @@ def test_a_file_becomes_a_federation_the_same_each_time(write):
         ),
         (
             {"label": "kind", "features": "who"},
-            r"features: who in animals\.\w+; accepted: columns of numbers",
+            r"features: who in animals\.\w+; accepted: columns of numbers; .* texts in text$",
         ),
         ({"label": "kind", "text": "age", "features": ""}, "text=age: accepted: a column of text"),
         ({"label": "kind", "text": "who"}, "features=.*: not accepted with a text column"),
