@@ -28,8 +28,6 @@ PUBLIC_MODULES = [
 ]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 HEADING = "Examples:\n"
-# Names of pfljax.api whose examples are still to be written.
-WITHOUT_EXAMPLES = {"Collaboration", "train_replicates"}
 
 
 def module_name(file):
@@ -89,7 +87,7 @@ def test_public_classes_and_functions_have_examples(name):
         value = getattr(module, public_name)
         if is_documented(value) and HEADING not in (value.__doc__ or ""):
             without.append(public_name)
-    assert set(without) <= WITHOUT_EXAMPLES
+    assert without == []
 
 
 def test_losses_have_examples():

@@ -500,7 +500,9 @@ def compile_rounds(build, algorithm, problem, clients):
         def use(prediction, _):
             return prediction
 
-        return lifting.serve(build(numbers), problem.plan, use, key, state, ids, clients, ()).outputs
+        return lifting.serve(
+            build(numbers), problem.plan, use, key, state, ids, clients, ()
+        ).outputs
 
     return Compiled(
         jax.jit(first, out_shardings=shape),

@@ -40,6 +40,7 @@ class ClientTable:
         methods: The titles of the methods.
         score: The name of the score.
         reference: The method of the differences; None: there are none.
+        joins_splits: Whether a row has clients of several splits, which have no names.
 
     Examples:
         >>> import pfljax as pfl
@@ -59,6 +60,7 @@ class ClientTable:
     methods: list[str]
     score: str
     reference: str | None = None
+    joins_splits: bool = False
 
     @property
     def classes(self) -> list[str]:
@@ -76,6 +78,8 @@ class ClientTable:
         notes = [f"Cells: {label_of(self.score)}, mean ± sample deviation (runs)."]
         if self.reference:
             notes.append(f"Differences are to {self.reference}, means over the runs of a client.")
+        if self.joins_splits:
+            notes.append("Clients have no names; those of different splits share a row by number.")
         is_marked = [rests_on_few(row["classes"]) for row in self.rows]
         if any(is_marked):
             clients = f"{sum(is_marked)} of {len(is_marked)} clients"
@@ -186,6 +190,7 @@ def client_rows(
         cells: The cells of each method that did not fail, by title.
         trials: Seeds and splits of the cells.
         reference: The method of the differences; None: there are none.
+        joins_splits: Whether a row has clients of several splits, which have no names.
     """
     # The summary's rows of clients, by method and run.
     per_client: dict[tuple[str, Trial], list[dict[str, Any]]] = {}

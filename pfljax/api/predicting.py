@@ -92,10 +92,12 @@ class Predictor:
         for position in used:
             params = jax.tree.map(lambda leaf, row=position: leaf[row], prediction.models)
             exported.append(model.network.exported(params))
-        if len(exported) == 1:
+        drops_last = drops_last_axis(model)
+        # All clients of a method have the same form of outputs, also those that use one of several models.
+        is_single = len(weights) == 1 or not drops_last
+        if len(exported) == 1 and is_single:
             module, variables = exported[0]
         else:
-            drops_last = drops_last_axis(model)
             module, variables = ensemble(exported, weights[used], model.task, drops_last)
 
         scaling = self.experiment.federation.scaling

@@ -45,6 +45,13 @@ class Collaboration:
         topology: Unless "shared", the models are the clients' own.
         arrays: All arrays of collaboration.npz, such as "affinity" (T, K, K). With `eval_clients`, they cover only
             the n clients listed in "clients", and n replaces K in all shapes.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
+        >>> result = pfl.Run(pfl.Local(), clients, pfl.models.MLP(hidden=(4,))).train(rounds=2)
+        >>> result.collaboration.matrix().shape
+        (4, 4)
     """
 
     rounds: np.ndarray

@@ -646,6 +646,15 @@ def train_replicates(
 
     Raises:
         ArgumentError: if the runs differ in anything else, or have a stop rule; before anything is trained or written.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
+        >>> model = pfl.models.MLP(hidden=(4,))
+        >>> runs = [pfl.Run(pfl.Local(), clients, model, seed=seed) for seed in (0, 1)]
+        >>> results = pfl.train_replicates(runs, rounds=2)
+        >>> len(results), results[0].summary["seed"]
+        (2, 0)
     """
     if len(runs) > 1 and any(run.experiment.stop for run in runs):
         text = "accepted in one kernel: runs without a stop rule, since all train to the end"

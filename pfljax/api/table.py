@@ -53,6 +53,7 @@ FILES = (
 MAX_GAINS = 500  # of single clients, in a row
 # heading of the only column that is measured, and differs when a study is repeated
 SECONDS = "s per round"
+OWN_SPLITS = ", each on a split of its own"  # end of a title
 FAILED = "failed"  # in place of a failed method's score
 
 
@@ -103,6 +104,7 @@ def method_row(
         "metrics": further_metrics(summaries, score),
         "unseen_mean": means["unseen"].mean,
         **terms.entries(summaries),
+        **never_trained(summaries),
         "megabytes_per_round": means["megabytes"].mean,
         "seconds_per_round": means["seconds"].mean,
         "simulated_mean": means["simulated"].mean,
@@ -115,6 +117,21 @@ def method_row(
         "clock_mean": None if clock is None else clock.mean(axis=0).tolist(),
         "curve_mean": curves.mean(axis=0).tolist(),
         "curve_std": deviation(curves).tolist(),
+    }
+
+
+def never_trained(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns a row's entries on clients that never trained, means over the runs; {} if all clients of all runs did."""
+    entries = [summary.get("never_trained") for summary in summaries]
+    known = [entry for entry in entries if entry and entry["count"]]
+    if not known:
+        return {}
+    counts = [entry["count"] if entry else 0 for entry in entries]
+    return {
+        "never_trained": float(np.mean(counts)),
+        "never_trained_score": RunSummary.from_values([entry["score"] for entry in known]).mean,
+        "trained_score": RunSummary.from_values([entry["others"] for entry in known]).mean,
+        "never_trained_served": known[0]["served"],
     }
 
 
@@ -434,7 +451,17 @@ class Table:
             (4, ['local'])
         """
         methods = [row["method"] for row in self.rows if not row.get("failed")]
-        return ClientTable(self.title, self.clients, methods, self.score, reference_of(self.rows))
+        splits = {seed.get("split") for row in self.rows for seed in row["seeds"]}
+        has_splits = len(splits) > 1 or self.title.endswith(OWN_SPLITS)
+        has_names = any(isinstance(row["client"], str) for row in self.clients)
+        return ClientTable(
+            self.title,
+            self.clients,
+            methods,
+            self.score,
+            reference_of(self.rows),
+            joins_splits=has_splits and not has_names,
+        )
 
     def _repr_markdown_(self) -> str:
         notes = map(escaping.markdown, self.notes)
@@ -751,7 +778,7 @@ def named(trials: Sequence[Trial], one_split: bool = False) -> str:
         return f"{listed('seed', seeds)} on {listed('split', splits)}"
     if len(seeds) == 1:
         return listed("seed", seeds)
-    shared = " on one split" if one_split else ", each on a split of its own"
+    shared = " on one split" if one_split else OWN_SPLITS
     return f"{listed('seed', seeds)}{shared}"
 
 

@@ -100,7 +100,7 @@ class Tuning:
         >>> import pfljax as pfl
         >>> clients = pfl.data.digits(num_clients=4, train_examples=8, validation_fraction=0.5)
         >>> model = pfl.models.MLP(hidden=(4,))
-        >>> tuning = pfl.tune(pfl.Local(), clients, model, rounds=2, rates=[0.01, 0.1], widen=0, seeds=[7])
+        >>> tuning = pfl.tune(pfl.Local(), clients, model, rounds=2, learning_rates=[0.01, 0.1], widen=0, seeds=[7])
         >>> [point.learning_rate for point in tuning.points]
         [0.01, 0.1]
         >>> tuning.best in tuning.points
@@ -527,7 +527,10 @@ def tune(
     local: LocalTraining | None = None,
     *,
     rounds: Rounds,
-    rates: Annotated[Sequence[float], hyperparameter(above=0, distinct=True, empty=True)] = (),
+    learning_rates: Annotated[
+        Sequence[float],
+        hyperparameter(above=0, distinct=True, empty=True, former="rates"),  # former name
+    ] = (),
     hyperparameters: Annotated[Values, hyperparameter(former="knobs")] = None,  # former name
     in_turn: bool = True,
     widen: Annotated[int, hyperparameter(at_least=0, at_most=100)] = WIDEN,
@@ -547,9 +550,9 @@ def tune(
         method: The method; hyperparameters that are not tuned keep its values.
         clients: The clients, who need validation examples; or a function split -> clients, with `splits`.
         model: See `Run`.
-        local: See `Run`; with `rates`, its optimizer must be a function of the learning rate.
+        local: See `Run`; with `learning_rates`, its optimizer must be a function of the learning rate.
         rounds: Number of rounds.
-        rates: Learning rates to try.
+        learning_rates: Learning rates to try.
         hyperparameters: Values to try, by hyperparameter; "paper": the hyperparameters and values that the method's
             paper tries.
         in_turn: Whether to tune the rate and the first hyperparameter together and then each further hyperparameter
@@ -606,7 +609,7 @@ def tune(
         files.check_writable(folder)
     with locks.locked([folder] if folder else [], ignore):
         tuning = search_in_turn(
-            rates,
+            learning_rates,
             hyperparameters,
             trials,
             make,

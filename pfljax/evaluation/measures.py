@@ -445,7 +445,8 @@ def measured(
 ) -> dict[str, np.ndarray]:
     """Computes metrics of `clients`, whose outputs `outputs_of` returned, in NumPy arrays.
 
-    Returns one float32 for each client, by name; NaN for clients without examples. Raises `ArgumentError` if a function
+    Returns one float32 for each client, by name; NaN for clients without examples or with outputs that are not finite.
+    Raises `ArgumentError` if a function
     raises an error, or returns anything but a number.
     """
     sizes = clients["size"]
@@ -454,6 +455,9 @@ def measured(
         size = sizes[client]
         logits = clients["outputs"][client, :size]
         y = clients["y"][client, :size]
+        # After a divergence, nothing is defined; tuning goes on with other points.
+        if not np.isfinite(logits).all():
+            continue
         predicted = probabilities(logits, task)
         for name, function in metrics.items():
             outputs = logits if function.takes_logits else predicted

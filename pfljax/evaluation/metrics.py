@@ -74,7 +74,7 @@ def score_of_task(task: str) -> str:
 
 def is_percent(score: str) -> bool:
     """Whether tables and figures have a score in percent, as they have accuracies."""
-    return score.endswith("accuracy")
+    return score in ("accuracy", "balanced_accuracy")
 
 
 FEW = 10  # examples of a class; a score that rests on fewer is mostly noise

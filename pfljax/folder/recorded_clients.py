@@ -155,8 +155,11 @@ def difference(before: RecordedClients, clients: Federation, scaled: bool = True
 
     # Examples.
     digest = data.digest(clients)
-    if federation.recorded_digest == digest:
+    same_types = _types(federation) == _types(clients)
+    is_same = federation.recorded_digest == digest
+    if is_same and not same_types:
         return ""
+    # Equal digests are those of standardized x: x in another unit has the same.
     if clients.local_clients is None:
         codes = data.client_codes(clients)
         for what in ("x", "y"):
@@ -166,10 +169,12 @@ def difference(before: RecordedClients, clients: Federation, scaled: bool = True
                 others = different.size - 1
                 more = f" and {others} more" if others else ""
                 return f"{what} of client {first}{more} differs"
-        if not scaled:
+        if is_same or not scaled:
             return ""
         if str(federation.scaling) != str(clients.scaling):
             return "x is standardized in another way"
+    if is_same:
+        return ""
     return f"examples differ (digest {federation.recorded_digest}, now {digest})"
 
 
@@ -263,10 +268,20 @@ def _described(clients: Federation) -> dict[str, str]:
     leaves, _ = jax.tree.flatten_with_path(clients.train.x, is_leaf=is_pooled)
     for path, leaf in leaves:
         name = f"an example's x{jax.tree_util.keystr(path)}"
-        texts[name] = f"{leaf.dtype} {leaf.shape[2:]}"
+        texts[name] = f"{_kind_of_numbers(leaf.dtype)} {leaf.shape[2:]}"
     y = clients.train.y
     texts["an example's y"] = f"{y.dtype} {y.shape[2:]}"
     return texts
+
+
+def _kind_of_numbers(dtype: Any) -> str:
+    """The type of an array as far as it matters: numbers of several precisions may be the same."""
+    return "floating point" if np.issubdtype(dtype, np.floating) else str(dtype)
+
+
+def _types(clients: Federation) -> list[str]:
+    """The types of the arrays of x, as they were passed."""
+    return [str(leaf.dtype) for leaf in jax.tree.leaves(clients.train.x, is_leaf=is_pooled)]
 
 
 def _difference_of_names(before: Federation, clients: Federation) -> str:
@@ -274,6 +289,9 @@ def _difference_of_names(before: Federation, clients: Federation) -> str:
     for what, field in NAMES.items():
         names_before = _names(before, field)
         names = _names(clients, field)
+        # A table has names of columns, and an array of the same numbers has none.
+        if field == "feature_names" and not (names and names_before):
+            continue
         if names_before != names:
             text_before = few(names_before, 5) or "by numbers alone"
             now = few(names, 5) or "by numbers alone"

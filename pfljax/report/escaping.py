@@ -1,4 +1,4 @@
-"""Text of users in tables: one function for each format that is written; pages escape theirs in `markup`."""
+"""Text of users in tables: one function for each format that is written; pages escape theirs in templates."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ def one_line(text: str) -> str:
 def latex(text: str) -> str:
     """Text in LaTeX, with a minus before negative numbers."""
     escaped = one_line(text).translate(str.maketrans(LATEX))
+    # After \\ of the row above, LaTeX would take them for an argument.
+    if escaped.startswith(("[", "*")):
+        escaped = f"{{{escaped[0]}}}{escaped[1:]}"
     return MINUS.sub(r"$\g<0>$", escaped)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pfljax.evaluation import gains, statistics
+from pfljax.evaluation.metrics import is_percent
 
 KNOWS = "knows"
 GRADIENTS = "budget: gradients"
@@ -126,12 +127,31 @@ def means(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def never_trained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a line for each method of which some clients never trained: how many, and how they score."""
+    lines = []
+    for row in rows:
+        if not row.get("never_trained"):
+            continue
+        score = row["score"]
+        scale, form = (100, "{:.1f} %") if is_percent(score) else (1, "{:.4f}")
+        values = [row["never_trained_score"], row["trained_score"]]
+        known = [form.format(scale * value) for value in values if value is not None]
+        text = f"{row['never_trained']:.4g} clients never trained ({row['never_trained_served']})"
+        if len(known) == 2:
+            text += f"; their mean {score.replace('_', ' ')} is {known[0]}, that of the others {known[1]}"
+        lines.append(f"{row['method']}: {text}.")
+    return lines
+
+
 def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns lines that explain a table's scores, intervals, budgets and marks."""
     lines = []
     if any(row.get("higher_is_better") is False for row in rows):
         lines.append(LOWER)
     lines += means(rows)
+
+    lines += never_trained(rows)
 
     # Intervals, clients and trends.
     intervals = statistics.explanation(rows)

@@ -155,7 +155,7 @@ def best_row(rows: Sequence[dict], score: str = "", higher_is_better: bool = Tru
     """Returns the row of the round that is best by validation score, or by training loss without validation.
 
     The initial models take no part if there are others. A score that some rows lack, such as a metric of a run that
-    went on with it, does not tell which round is best.
+    went on with it, or that is undefined in every round, does not tell which round is best.
 
     Args:
         rows: The rows of the history.
@@ -163,7 +163,15 @@ def best_row(rows: Sequence[dict], score: str = "", higher_is_better: bool = Tru
         higher_is_better: Whether high values of the named score are good.
     """
     names = [f"validation_{score}"] if score else SELECTED_BY
-    known_scores = [name for name in names if all(name in row for row in rows)]
+
+    def is_score(name: str) -> bool:
+        """Whether all rows have the score, and it is defined in some round."""
+        values = [row.get(name) for row in rows]
+        return all(name in row for row in rows) and any(
+            value is not None and np.isfinite(value) for value in values
+        )
+
+    known_scores = [name for name in names if is_score(name)]
     name = known_scores[0] if known_scores else "train_loss"
     if score and known_scores:
         sign = 1 if higher_is_better else -1

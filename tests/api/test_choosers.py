@@ -130,7 +130,15 @@ def test_the_command(flags, runs, tmp_path):
 
 def test_a_tuning_on_other_splits_or_with_the_tables_seeds_is_refused(runs):
     tuned = pfl.tune(
-        pfl.Local(), digits, MODEL, SGD, rounds=1, rates=[0.1, 1.0], splits=[0], seeds=[7], widen=0
+        pfl.Local(),
+        digits,
+        MODEL,
+        SGD,
+        rounds=1,
+        learning_rates=[0.1, 1.0],
+        splits=[0],
+        seeds=[7],
+        widen=0,
     )
     with pytest.raises(
         pfl.ArgumentError,
@@ -150,7 +158,14 @@ def test_a_tuning_on_other_splits_or_with_the_tables_seeds_is_refused(runs):
 def test_a_tuning_whose_table_has_the_same_splits(clients, runs):
     splits = [0, 1, 2]
     tuned = pfl.tune(
-        pfl.FedProx(), clients, MODEL, SGD, rounds=1, rates=[0.1, 1.0], splits=splits, widen=0
+        pfl.FedProx(),
+        clients,
+        MODEL,
+        SGD,
+        rounds=1,
+        learning_rates=[0.1, 1.0],
+        splits=splits,
+        widen=0,
     )
     with pytest.raises(comparison.Unfinished):
         pfl.compare([tuned], clients, MODEL, rounds=1, seeds=[0], splits=splits)
@@ -183,7 +198,14 @@ def test_examples_of_few_kinds_cannot_be_told_apart_and_a_warning_says_so(runs):
         UserWarning, match="all validation examples also occur among the test examples"
     ):
         tuned = pfl.tune(
-            pfl.Local(), clients, MODEL, SGD, rounds=1, rates=[0.1, 1.0], seeds=[7], widen=0
+            pfl.Local(),
+            clients,
+            MODEL,
+            SGD,
+            rounds=1,
+            learning_rates=[0.1, 1.0],
+            seeds=[7],
+            widen=0,
         )
     with pytest.raises(comparison.Unfinished):  # it is not refused
         pfl.compare([tuned], clients, MODEL, SGD, rounds=1, seeds=[0])

@@ -318,7 +318,7 @@ def test_mistakes_are_named(make, words):
 def test_clients_without_validation_examples_are_refused():
     federation = pfl.data.digits(num_clients=4, train_examples=8)
     with pytest.raises(pfl.ArgumentError, match="no validation examples to tune on"):
-        pfl.tune(pfl.FedAvg(), federation, MODEL, LOCAL, rounds=1, rates=[0.1, 0.2])
+        pfl.tune(pfl.FedAvg(), federation, MODEL, LOCAL, rounds=1, learning_rates=[0.1, 0.2])
 
 
 @pytest.mark.long

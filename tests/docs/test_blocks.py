@@ -30,7 +30,7 @@ SHORTER = {
         r"rounds=\d+": "rounds=2",
         r"range\(3\)": "range(1)",
         r"num_clients=1000\b": "num_clients=100",
-        r"rates=\[0.03, 0.1, 0.3\]": "rates=[0.1, 0.3], widen=0",
+        r"learning_rates=\[0.03, 0.1, 0.3\]": "learning_rates=[0.1, 0.3], widen=0",
         r"tune=\[0.03, 0.1, 0.3\]": "tune=[0.1, 0.3], tune_widen=0",
     },
     "bash": {

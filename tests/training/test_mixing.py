@@ -182,7 +182,7 @@ def test_every_entry_refuses_it():
     entries = [
         lambda: pfl.Simulation(pfl.FedAvg(), clients, model),
         lambda: pfl.compare([pfl.FedAvg(), pfl.Local()], clients, model, rounds=1),
-        lambda: pfl.tune(pfl.FedProx(), clients, model, rounds=1, rates=(0.1, 0.01)),
+        lambda: pfl.tune(pfl.FedProx(), clients, model, rounds=1, learning_rates=(0.1, 0.01)),
     ]
     for entry in entries:
         with pytest.raises(pfl.ArgumentError, match="a prediction depends on the other examples"):
