@@ -19,6 +19,7 @@ import sys
 import types
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -553,8 +554,7 @@ def digests(
         stream = streams[part_here, ""]
         stream.update(";".join(texts).encode())
         for name in CALLED & eqn.params.keys():
-            identity = host_code.identity(eqn.params[name])
-            stream.update(identity["code"].encode())
+            stream.update(code_of_rule(eqn.params[name]).encode())
         for function in inside:
             for position, digest in digests(function, part_here, known).items():
                 streams[position].update(digest)
@@ -564,6 +564,18 @@ def digests(
     stream.update(results.encode())
     known[id(jaxpr), part] = {position: stream.digest() for position, stream in streams.items()}
     return known[id(jaxpr), part]
+
+
+def code_of_rule(function: Any) -> str:
+    """Digest of a function that Python calls while a program is lowered or run.
+
+    A rule of this package reaches caches and settings that differ between one trace and the next; what it computes
+    depends on its file and on what is traced.
+    """
+    module = getattr(inspect.unwrap(function), "__module__", None) or ""
+    if module.partition(".")[0] == "pfljax":
+        return host_code.source_digest(Path(sys.modules[module].__file__ or ""))
+    return host_code.identity(function)["code"]
 
 
 class _Atoms:

@@ -284,3 +284,17 @@ def test_runs_whose_networks_scale_pixels_differently_share_no_program(tmp_path)
     alone = [run.experiment.program()["parts"] for run in runs]
     together = [run.experiment.program()["parts"] for run in share_programs(runs)]
     assert together == alone and alone[0] != alone[1]
+
+
+def test_training_does_not_change_the_program_of_convolutions():
+    """A run that was killed is resumed in a process that has traced nothing yet."""
+    clients = pfl.data.digits(num_clients=4, train_examples=8)
+
+    def run_of_a_network() -> pfl.Run:
+        local = pfl.LocalTraining(optax.sgd, 0.1, batch_size=4)
+        return pfl.Run(pfl.Ditto(), clients, pfl.models.CNN((4,)), local)
+
+    before = run_of_a_network().experiment.program()["parts"]
+    trained = run_of_a_network()
+    trained.train(1, progress=False)
+    assert trained.experiment.program()["parts"] == before
