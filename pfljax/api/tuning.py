@@ -213,7 +213,10 @@ def search(
                 "programs": programs_at(tuning.points, runs_at, rounds),
             }
             files.write_json(path, about | results)
-    logger.info(f"  {name}: {tuning.best} of {tried(tuning.points, tuning.scores)}")
+    experiment = runs[0].experiment
+    sign = sign_of(experiment.score_name, experiment.lower_is_better)
+    values = [sign * score for score in tuning.scores]
+    logger.info(f"  {name}: {tuning.best} of {tried(tuning.points, values)}")
     for value in tuning.at_edge:
         logger.info(f"  {name}: {value} is at the edge of the values tried; others may do better")
     return tuning
