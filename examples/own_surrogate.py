@@ -54,7 +54,7 @@ class Moreau:
             init=pfl.author.tree.first,
             minimize=minimize,
             loss=loss,
-            predict=pfl.author.Prediction.one,
+            predict=pfl.author.Prediction.single,
             scored="each client's theta",
         )
 

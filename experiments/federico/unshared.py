@@ -23,7 +23,7 @@ import numpy as np
 import optax
 
 import pfljax as pfl
-from pfljax.api.table import markdown
+from pfljax.report.rendering import markdown_table
 from pfljax.data import partitions
 from pfljax.evaluation import statistics
 from pfljax.folder import files
@@ -174,7 +174,7 @@ def main() -> None:
     }
     body = [[name, *(shown(*found[cell][name]) for cell in cells)] for name in methods]
     files.write_csv(args.out / "table.csv", [["method", *cells], *body])
-    print(markdown(["method", *cells], body))
+    print(markdown_table(["method", *cells], body))
     print(
         "accuracy, paired difference to Local with its 95 % interval, share of clients more than 5 points below Local"
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from experiments.ledger.entries import Column, Entry, Value, summary
 from experiments.ledger.tables import papers_value
 from experiments.papers import NAMES
-from pfljax.api.table import markdown
+from pfljax.report.rendering import markdown_table
 
 NAME = "scoreboard"  # of its place in a page
 TITLES = {"federico": "FedeRiCo", "fedem": "FedEM", "fedfomo": "FedFomo", "pfedmb": "pFedMB"}
@@ -84,7 +84,7 @@ def table(entries: Mapping[str, Entry], pages: Mapping[str, str]) -> str:
     for whole, found in sorted(totals.items(), key=lambda pair: (pair[0] == "all", pair[0])):
         shares = [f"{found[key]} ({100 * found[key] / found.total():.0f} %)" for key in COUNTS]
         body.append([f"**{whole}**", "", "", *shares])
-    return markdown(
+    return markdown_table(
         ["the paper's table", "ours", "methods", "orders that hold", "differ", "tie"], body
     )
 

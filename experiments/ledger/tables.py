@@ -28,7 +28,7 @@ from experiments.ledger.entries import (
     summary,
 )
 from experiments.papers import NAMES
-from pfljax.api.table import markdown
+from pfljax.report.rendering import markdown_table
 
 PAGES = Path("docs/results")
 SIDES = {"-": "the page has", "+": "the ledger gives"}
@@ -131,7 +131,7 @@ def table(entry: Entry) -> str:
     """The table in Markdown."""
     heads, columns = zip(*columns_of(entry), strict=True)
     body = [[row.title, *cells] for row, *cells in zip(entry.rows, *columns, strict=True)]
-    return markdown(["", *heads], body)
+    return markdown_table(["", *heads], body)
 
 
 def caption(name: str, entry: Entry) -> str:

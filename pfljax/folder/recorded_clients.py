@@ -6,6 +6,7 @@ With it, a run is loaded without its data, and clients that are handed over are 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,8 @@ VALUES = (
     "feature_names",
     "validation_returned",
 )
+# Numbers of several precisions may be the same.
+FLOATS = re.compile(r"\bb?float\d+")
 NAMES = {"classes": "class_names", "columns": "feature_names", "clients": "client_names"}
 
 
@@ -135,7 +138,7 @@ def difference(before: RecordedClients, clients: Federation, scaled: bool = True
     for name in {**described_before, **described}:
         was = described_before.get(name, "missing")
         now = described.get(name, "missing")
-        if was != now:
+        if FLOATS.sub("float", was) != FLOATS.sub("float", now):
             return f"{name} was {was} and is {now}"
     text = _difference_of_names(federation, clients)
     if text:
@@ -155,10 +158,13 @@ def difference(before: RecordedClients, clients: Federation, scaled: bool = True
 
     # Examples.
     digest = data.digest(clients)
-    same_types = _types(federation) == _types(clients)
     is_same = federation.recorded_digest == digest
-    if is_same and not same_types:
+    changed_types = [name for name in described if described_before[name] != described[name]]
+    if is_same and changed_types:
         return ""
+    if changed_types:
+        name = changed_types[0]
+        return f"{name} was {described_before[name]} and is {described[name]}"
     # Equal digests are those of standardized x: x in another unit has the same.
     if clients.local_clients is None:
         codes = data.client_codes(clients)
@@ -268,20 +274,10 @@ def _described(clients: Federation) -> dict[str, str]:
     leaves, _ = jax.tree.flatten_with_path(clients.train.x, is_leaf=is_pooled)
     for path, leaf in leaves:
         name = f"an example's x{jax.tree_util.keystr(path)}"
-        texts[name] = f"{_kind_of_numbers(leaf.dtype)} {leaf.shape[2:]}"
+        texts[name] = f"{leaf.dtype} {leaf.shape[2:]}"
     y = clients.train.y
     texts["an example's y"] = f"{y.dtype} {y.shape[2:]}"
     return texts
-
-
-def _kind_of_numbers(dtype: Any) -> str:
-    """The type of an array as far as it matters: numbers of several precisions may be the same."""
-    return "floating point" if np.issubdtype(dtype, np.floating) else str(dtype)
-
-
-def _types(clients: Federation) -> list[str]:
-    """The types of the arrays of x, as they were passed."""
-    return [str(leaf.dtype) for leaf in jax.tree.leaves(clients.train.x, is_leaf=is_pooled)]
 
 
 def _difference_of_names(before: Federation, clients: Federation) -> str:

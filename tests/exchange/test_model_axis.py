@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 import pfljax as pfl
 from pfljax.contract.types import ClientOutput, ClientReport, Upload
-from pfljax.exchange.model_axis import parts
+from pfljax.exchange.model_axis import spread_axis
 from pfljax.exchange.plan import make_plan
 from pfljax.run import memory
 from pfljax.run.replicates import ONE
@@ -44,7 +44,7 @@ CHUNK = ("chunk", 2)
     ],
 )
 def test_the_largest_dimension_that_divides_is_spread(shape, devices, leading, expected):
-    assert parts(shape, devices, leading) == expected
+    assert spread_axis(shape, devices, leading) == expected
 
 
 def client(models, row, data):

@@ -193,7 +193,7 @@ def test_counts_of_steps_go_on_and_moments_do_not(optimizer, goes_on, pairs):
     assert set(text.split(", ") if goes_on else ()) == goes_on
     state = optimizer.init(params)
     marked = lasting.marks(optimizer, params)
-    earlier = lasting.kept(marked, state)
+    earlier = lasting.select_lasting(marked, state)
     again = lasting.resumed(marked, state, earlier)
     assert jax.tree.structure(again) == jax.tree.structure(state) and len(earlier) == sum(marked)
 

@@ -80,7 +80,7 @@ def test_peers_have_two_exchanges_and_the_models_are_what_travels():
 
 def test_a_run_that_does_not_fit_is_an_answer():
     small = estimating.estimate_for(experiment(pfl.Local(), clients=3), here(memory=500))
-    assert {row.why for row in small.rows} == {estimating.HELD}
+    assert {row.why for row in small.rows} == {estimating.DOES_NOT_FIT}
     assert small.recommended == {} and small.hours is None
     assert small.rows[0].arguments_bytes > 500
     assert any("2 or 4 clients can" in note for note in small.notes)

@@ -22,7 +22,7 @@ from pfljax.folder import fingerprint
 from pfljax.local.privacy import BY_SEED, Privacy, secret_key
 from pfljax.stages import client_privacy
 from pfljax.stages.attacks import Attack
-from pfljax.stages.client_privacy import ClientPrivacy, epsilons, noise_tree, overflow, places
+from pfljax.stages.client_privacy import ClientPrivacy, epsilons, noise_tree, overflow, num_slots
 from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
 from pfljax.stages.pipeline import Pipeline
@@ -171,7 +171,7 @@ def test_cohorts_are_poisson():
 
 def test_places_are_as_few_as_the_bound_allows():
     for num, chance in ((100, 0.1), (1000, 0.02), (7, 0.5), (1, 0.5)):
-        size = places(num, chance)
+        size = num_slots(num, chance)
         assert overflow(num, chance, size) < client_privacy.OVERFLOW
         assert size == 1 or overflow(num, chance, size - 1) >= client_privacy.OVERFLOW
     by_hand = sum(math.comb(99, n) * 0.1**n * 0.9 ** (99 - n) for n in range(25, 100))

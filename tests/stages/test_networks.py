@@ -49,7 +49,7 @@ def trained(method, model, num=8, rounds=3, **options):
 def test_trees_of_several_shapes_are_packed_and_unpacked():
     first = {"x": jnp.arange(6.0).reshape(2, 3), "n": jnp.int32(4)}
     second = [jnp.ones((2,), bool), (jnp.arange(4.0), jnp.arange(3))]
-    packing = Packing.of([first, second])
+    packing = Packing.from_shapes([first, second])
     assert packing.sizes == {"float32": 6, "int32": 3, "bool": 2}
     for number, each in enumerate((first, second)):
         packed = packing.pack(number, each)
