@@ -327,7 +327,9 @@ def calls() -> dict[str, Called]:
         "unseen",
         "fine_tune_epochs",
         "eval_clients",
+        "never_trained",
         "metrics",
+        "score",
         "stop",
         "planned_rounds",
         "config",
@@ -370,7 +372,7 @@ def calls() -> dict[str, Called]:
         "Result.save_model": Called(
             MethodType(pfl.Result.save_model, "a result"), {"path": "x", "client": 0}
         ),
-        "Table.figures": Called(MethodType(pfl.Table.figures, "a table"), folder),
+        "Table.save_figures": Called(MethodType(pfl.Table.save_figures, "a table"), folder),
         "Table.to_latex": Called(MethodType(pfl.Table.to_latex, "a table")),
         "Table.to_pandas": Called(MethodType(pfl.Table.to_pandas, "a table")),
         "TensorBoard": Called(pfl.trackers.TensorBoard, folder),

@@ -23,10 +23,10 @@ import numpy as np
 import optax
 
 import pfljax as pfl
-from pfljax.report.rendering import markdown_table
 from pfljax.data import partitions
 from pfljax.evaluation import statistics
 from pfljax.folder import files
+from pfljax.report.rendering import markdown_table
 from pfljax.report.run_data import number_of
 
 CLIENTS = 8

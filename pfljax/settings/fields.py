@@ -135,12 +135,6 @@ def hyperparameter(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def knob(*args: Any, **kwargs: Any) -> Any:  # former name
-    """The function under its former name, for one release."""
-    warnings.warn("knob is now hyperparameter", FutureWarning, stacklevel=2)  # former name
-    return hyperparameter(*args, **kwargs)
-
-
 NumClients = Annotated[int, hyperparameter(at_least=1)]
 Seed = Annotated[int, hyperparameter(at_least=0)]
 Seeds = Annotated[Sequence[Seed], hyperparameter(distinct=True, empty=False)]

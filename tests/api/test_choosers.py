@@ -21,9 +21,10 @@ def runs(monkeypatch):
     choosing = []
     cells = []
 
-    def scores_of(found, *_):
+    def scores_of(found, trials, rounds):
         choosing.extend(found)
-        return [0.0] * len(found), [float(number) for number in range(len(found))]
+        points = len(found) // trials
+        return [0.0] * points, [float(number) for number in range(points)]
 
     def train(study, found, *_, **options):
         cells.extend(found)

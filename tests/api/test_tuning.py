@@ -86,7 +86,12 @@ def test_what_is_no_number_gets_a_kernel_of_its_own(monkeypatch):
 
     begin = pfl.api.tuning.start
     monkeypatch.setattr(pfl.api.tuning, "start", start)
-    common = {"rounds": 1, "rates": [0.1, 0.2], "hyperparameters": {"clusters": [1, 2]}, "widen": 0}
+    common = {
+        "rounds": 1,
+        "learning_rates": [0.1, 0.2],
+        "hyperparameters": {"clusters": [1, 2]},
+        "widen": 0,
+    }
     tuning = pfl.tune(pfl.IFCA(), FEDERATIONS[0], MODEL, LOCAL, **common)
     assert sizes == [2, 2] and len(tuning.scores) == 4
 
@@ -136,7 +141,7 @@ def test_a_comparison_takes_tuned_methods(monkeypatch):
     rated(monkeypatch, lambda rate, method: rate - method.mu)
     common = {
         "rounds": 1,
-        "rates": [0.1, 0.3],
+        "learning_rates": [0.1, 0.3],
         "hyperparameters": {"mu": [0.5, 1.0]},
         "widen": 0,
         "seeds": [7],
@@ -172,7 +177,7 @@ def test_hyperparameters_are_tuned_in_turn(monkeypatch):
     hyperparameters = {"server_learning_rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]}
     common = {
         "rounds": 1,
-        "rates": [0.1, 0.3],
+        "learning_rates": [0.1, 0.3],
         "hyperparameters": hyperparameters,
         "widen": 0,
         "seeds": [7],
@@ -353,7 +358,7 @@ def contents(clients, part):
 
 
 def test_a_function_of_the_split_is_tuned_on_the_splits_of_the_table():
-    common = {"rounds": 1, "rates": [0.1, 0.3], "widen": 0}
+    common = {"rounds": 1, "learning_rates": [0.1, 0.3], "widen": 0}
     with pytest.raises(
         pfl.ArgumentError,
         match=r"^splits: required if clients are a function: .* the table's splits",
@@ -398,7 +403,7 @@ def test_a_grid_is_widened_as_often_as_allowed(monkeypatch):
 
 def test_the_former_argument_is_accepted_with_a_warning(monkeypatch):
     rated(monkeypatch, lambda rate, method: -abs(method.mu - 0.5))
-    common = {"rounds": 1, "rates": [0.1], "widen": 0, "seeds": [7]}
+    common = {"rounds": 1, "learning_rates": [0.1], "widen": 0, "seeds": [7]}
     with pytest.warns(FutureWarning) as warned:
         tuning = pfl.tune(
             pfl.Ditto(),

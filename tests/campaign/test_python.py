@@ -103,7 +103,7 @@ BY_HAND = [
     (replicates, {"outs": ["x"]}, "outs"),
     (replicates, {"trackers": [print]}, "trackers"),
     (compare, {"out": "/proc/x"}, "out"),
-    (compare, {"methods": ["fedavg"]}, "methods"),
+    (compare, {"methods": ["fedavgg"]}, "methods"),
     (compare, {"methods": [pfl.FedAvg]}, "methods"),
     (compare, {"methods": [pfl.FedAvg(), pfl.FedAvg()]}, "methods"),
     (compare, {"methods": [("", "a")]}, "methods"),
@@ -198,7 +198,7 @@ def test_everything_that_checks_its_arguments_is_in_the_campaign():
     called = [
         each.call.__init__ if inspect.isclass(each.call) else each.call for each in calls().values()
     ]
-    assert not found - {*map(name_of, called)}
+    assert found - {*map(name_of, called)} == set()
 
 
 def is_checked(function):

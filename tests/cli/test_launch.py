@@ -153,7 +153,7 @@ def test_a_profile_says_where_the_time_goes(tmp_path):
 
 
 def test_a_profile_needs_a_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(launch.cores, "use", lambda devices: None)
+    monkeypatch.setattr(launch.cores, "start", lambda *args: None)
     path = tmp_path / "file"
     path.write_text("")
     settings = parse(train.define, [f"--profile={path}"])

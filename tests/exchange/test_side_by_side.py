@@ -45,7 +45,10 @@ def test_models_are_processed_at_once_only_if_they_are_small_together(
         axis=-1
     )
     np.testing.assert_allclose(jax.jit(run)(models, x), expected, rtol=1e-4, atol=1e-2)
-    assert largest_array(jax.make_jaxpr(run)(models, x).jaxpr, multiple_of=WIDE) == side * at_once * 4 * WIDE
+    assert (
+        largest_array(jax.make_jaxpr(run)(models, x).jaxpr, multiple_of=WIDE)
+        == side * at_once * 4 * WIDE
+    )
 
 
 # Room in the cache, in clients; of 6 clients, how many are then side by side.
@@ -64,7 +67,9 @@ def test_a_core_computes_as_many_clients_side_by_side_as_fit_in_its_cache(
     )
     np.testing.assert_allclose(jax.jit(run)(models, x), expected, rtol=1e-4, atol=1e-2)
     side = 3 if kind == "chunk" else side  # as the user asks
-    assert largest_array(jax.make_jaxpr(run)(models, x).jaxpr, multiple_of=WIDE) == side * 3 * 4 * WIDE
+    assert (
+        largest_array(jax.make_jaxpr(run)(models, x).jaxpr, multiple_of=WIDE) == side * 3 * 4 * WIDE
+    )
 
 
 def test_clients_of_different_sizes_come_one_by_one_if_no_two_fit_in_the_cache(monkeypatch):

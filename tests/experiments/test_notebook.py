@@ -245,7 +245,7 @@ def test_what_is_installed(tmp_path, monkeypatch):
     assert install() == str(tmp_path / "checkout")
     for number in (1, 2):
         (folder / f"pfljax-0.{number}.0-py3-none-any.whl").touch()
-    assert install() == str(folder / "pfljax-0.3.0-py3-none-any.whl")
+    assert install() == str(folder / "pfljax-0.2.0-py3-none-any.whl")
     assert install("pfljax-0.1.0-py3-none-any.whl") == str(folder / "pfljax-0.1.0-py3-none-any.whl")
     assert (
         install("https://host/name") == install("git+https://host/name") == "git+https://host/name"

@@ -155,7 +155,7 @@ def test_from_scratch_empties_what_links_point_to_and_keeps_the_links(
     (mine / "thesis.txt").write_text("mine")
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "progress", killed)  # which is shown as the first round begins
+        patch.setattr(loop.Display, "rounds", killed)  # which is shown as the first round begins
         with pytest.raises(RuntimeError, match="killed"):
             resumed(copied, "from_scratch")
     assert all(
@@ -225,7 +225,7 @@ def test_a_lost_manifest_is_made_again(damage, copied, whole, caplog):
 
 def test_a_lost_manifest_is_made_before_the_next_round(copied, monkeypatch):
     (copied / "manifest.json").unlink()
-    monkeypatch.setattr(loop, "progress", killed)
+    monkeypatch.setattr(loop.Display, "rounds", killed)
     with pytest.raises(RuntimeError, match="killed"):
         resumed(copied, rounds=ROUNDS + 2)
     assert folders.whole_checkpoints(copied) == [ROUNDS]

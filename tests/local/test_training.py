@@ -243,7 +243,7 @@ def test_dropout_differs_between_steps_rounds_and_clients():
             problem.solver.take_batch(jax.random.key(0), None, split, step) for step in range(2)
         ]
         losses = [
-            problem.solver.mean_loss(params, batch) for batch in (*batches, batches[0].of_model(1))
+            problem.solver.mean_loss(params, batch) for batch in (*batches, batches[0].for_model(1))
         ]
         return (
             losses,

@@ -58,7 +58,8 @@ def test_every_plan_of_a_method_is_compiled(local):
             row.compute_milliseconds + row.collectives_milliseconds
         )
         assert row.hours == pytest.approx(100 * row.milliseconds / 3.6e6)
-        assert all(each["scalars"] for each in row.collectives)  # no model leaves its device
+        # No model leaves its device; who trained is a bit for each client.
+        assert all(each["scalars"] or each["bytes"] <= 64 for each in row.collectives)
     best = min(local.rows, key=lambda row: row.milliseconds)
     assert local.recommended == {"plan": best.plan} and local.hours == best.hours
 

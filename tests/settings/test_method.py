@@ -187,6 +187,7 @@ def test_a_name_may_be_in_any_case():
 
 
 def test_the_former_name_of_hyperparameter_still_works():
-    with pytest.warns(FutureWarning, match=r"^knob is now hyperparameter$"):  # former name
-        field = pfl.author.hyperparameter(0.5, at_least=0)  # former name
+    name = r"^pfljax\.knob is now pfljax\.author\.hyperparameter$"  # former name
+    with pytest.warns(DeprecationWarning, match=name):
+        field = pfl.knob(0.5, at_least=0)  # former name
     assert (field.default, field.metadata["at_least"]) == (0.5, 0)

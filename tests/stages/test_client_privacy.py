@@ -22,7 +22,7 @@ from pfljax.folder import fingerprint
 from pfljax.local.privacy import BY_SEED, Privacy, secret_key
 from pfljax.stages import client_privacy
 from pfljax.stages.attacks import Attack
-from pfljax.stages.client_privacy import ClientPrivacy, epsilons, noise_tree, overflow, num_slots
+from pfljax.stages.client_privacy import ClientPrivacy, epsilons, noise_tree, num_slots, overflow
 from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
 from pfljax.stages.pipeline import Pipeline

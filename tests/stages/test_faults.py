@@ -94,7 +94,7 @@ def test_clients_that_fail_before_training_keep_what_they_have_and_others_what_t
     before, after = (vectors(rows(state).params) for state in states[:2])
     trained = those_that_trained(*states[:2])
     assert 0 < len(trained) < len(SIZES)
-    strength = METHODS["ditto"]().strength
+    strength = METHODS["ditto"]().mu
     for k in trained:
         expected = descend(FEDERATION, k, before[k], 1, lambda v: strength * (v - theta))
         np.testing.assert_allclose(after[k], expected, rtol=1e-4, atol=1e-6)

@@ -352,7 +352,7 @@ def read_images(pillow: Any, files: Mapping[str, Open], size: tuple[int, ...]) -
             rows_and_columns = image.size[::-1]
             if rows_and_columns != shape and not size:
                 text = f"has {_in_pixels(rows_and_columns)} pixels, but {first} has {_in_pixels(shape)}"
-                accepted = "accepted: images of one size, or a size for all in size (--data_size)"
+                accepted = "accepted: images of one size, or `size`, one for all"
                 raise ArgumentError("file", f"{text}; {accepted}", name)
             opaque = _on_white(pillow, image)
             if opaque is not image:
