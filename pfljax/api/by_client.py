@@ -70,7 +70,8 @@ class ClientTable:
     @property
     def compared(self) -> list[str]:
         """The methods that have differences to the reference."""
-        return [name for name in self.methods if self.reference and name != self.reference]
+        differences = self.rows[0]["differences"] if self.rows else {}
+        return [name for name in self.methods if name in differences]
 
     @property
     def notes(self) -> list[str]:

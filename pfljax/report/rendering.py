@@ -89,7 +89,7 @@ def document(
     """
     template = html_environment().get_template("page.html.j2")
     code = [(ASSETS / name).read_text() for name in ("page.js", *scripts)]
-    content = json.dumps(data, allow_nan=False, default=files.plain)
+    content = json.dumps(files.plain(data), allow_nan=False)
     return template.render(
         title=title,
         lead=lead,

@@ -472,7 +472,7 @@ TRANSFORMS = "transforms/__init__.py"
 OF_CLIENTS = {
     "the skew of a partition": Edit(PEOPLE, "(0.7, 0.2, 0.1)", "(0.6, 0.3, 0.1)", "other"),
     "who has which label": Edit(
-        PEOPLE, "np.roll(SKEW, int(label))", "np.roll(SKEW, -int(label))", "partition"
+        PEOPLE, "np.roll(SKEW, int(label))", "np.roll(SKEW, -int(label))", "train examples"
     ),
     "a partition's seed": Edit(PEOPLE, "owners(y, seed=2)", "owners(y, seed=3)", "other"),
     "a filter of examples": Edit(PEOPLE, "axis=1) < 9.0", "axis=1) < 2.5", "other"),
@@ -883,16 +883,12 @@ def trained(tmp_path_factory) -> Train:
         out = folder / "out"
         with loaded(STUDIES[study], folder / "study") as module:
             if study == "tuning":
-                module.tune(out, ignore)
+                module.tune(out)
             else:
                 module.run().train(1, out=out)
         return out
 
     return train
-
-
-def ignore(line: str) -> None:
-    """Takes a line and does nothing."""
 
 
 def edited(study: str, edits: Sequence[Edit]) -> dict[str, str]:

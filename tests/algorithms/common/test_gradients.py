@@ -24,7 +24,9 @@ def both(federation, hidden):
     models = jax.tree.map(lambda leaf: leaf.at[1].set(jnp.inf), models)
     context = ClientContext(jax.random.key(1), jnp.array(0), jnp.array(1), jnp.arange(3))
     split = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], federation.train)
-    run = jax.jit(lambda *weights: gradients.of_batch(problem, context, models, split, *weights))
+    run = jax.jit(
+        lambda *weights: gradients.batch_gradients(problem, context, models, split, *weights)
+    )
     return run(), run(jnp.array(WEIGHTS))
 
 
