@@ -25,7 +25,7 @@ def main(out: str = "runs/sweep", rounds: int = 60) -> dict[float, pfl.Table]:
     tables = {}
     for rate in RATES:
         local = pfl.LocalTraining(optax.sgd, rate)
-        options = {"rounds": rounds, "seeds": (0, 1), "out": f"{out}/rate-{rate}", "say": print}
+        options = {"rounds": rounds, "seeds": (0, 1), "out": f"{out}/rate-{rate}"}
         tables[rate] = pfl.compare([pfl.Local(), pfl.FedAvg()], clients, model, local, **options)
         print(tables[rate])
     return tables

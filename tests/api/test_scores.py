@@ -386,7 +386,13 @@ def test_a_stop_rule_that_follows_the_score_belongs_to_the_program(tmp_path):
 @pytest.mark.slow
 def test_tuning_follows_the_score(tmp_path):
     """A rate of nearly 0 leaves the initial models, which predict the frequent class no worse by accuracy."""
-    options = {"rounds": 3, "rates": [1e-6, 0.3], "seeds": [7], "widen": 0, "out": tmp_path}
+    options = {
+        "rounds": 3,
+        "learning_rates": [1e-6, 0.3],
+        "seeds": [7],
+        "widen": 0,
+        "out": tmp_path,
+    }
     local = pfl.LocalTraining(optax.sgd)
     found = pfl.tune(pfl.FedAvg(), hospitals(), MODEL, local, score="auroc", **options)
     values = []

@@ -111,7 +111,7 @@ def test_each_further_hyperparameter_is_tried_at_the_best_values_so_far(tmp_path
     """A search over all combinations has the same scores at the points that both try."""
     common = {
         "rounds": 2,
-        "rates": [0.01, 0.3],
+        "learning_rates": [0.01, 0.3],
         "hyperparameters": {"server_learning_rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]},
         "widen": 0,
         "seeds": [7],

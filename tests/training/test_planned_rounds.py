@@ -325,7 +325,7 @@ def test_a_tuning_s_scores_are_those_of_its_number_of_rounds(tmp_path, pace):
     options = {
         "rounds": 2,
         "hyperparameters": {},
-        "rates": (0.1, 0.2),
+        "learning_rates": (0.1, 0.2),
         "out": tmp_path,
         "execution": ONE_DEVICE,
         "widen": 0,
