@@ -236,6 +236,7 @@ def test_a_run_that_started_over_goes_on_with_checks(tmp_path, said):
     out = tmp_path / "run"
     schedule = Schedule(1, 1)
     toys.run(spoiling(bad=(1,)), 2, out=out, schedule=schedule)
+    said.clear()
     resumed = toys.run(spoiling(bad=(1,)), 5, out=out, schedule=schedule, resume=True)
     assert "starts over" not in "".join(said) and "resumed after round 2" in "".join(said)
     assert toys.same_trees(whole.whole_state(), resumed.whole_state())
