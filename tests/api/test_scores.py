@@ -194,7 +194,13 @@ def test_a_table_of_clients_is_converted(tmp_path):
 
 def test_of_many_clients_the_first_and_last_are_printed():
     rows = [
-        {"client": k, "num_examples": 50, "classes": {}, "scores": {"a": [0.5, 0.0, 2]}}
+        {
+            "client": k,
+            "num_examples": 50,
+            "classes": {},
+            "scores": {"a": [0.5, 0.0, 2]},
+            "differences": {},
+        }
         for k in range(5000)
     ]
     lines = str(ClientTable("many", rows, ["a"], "accuracy")).splitlines()
