@@ -30,7 +30,7 @@ def main() -> pfl.Result:
     """Trains FedEM with components that start from different parameters, and prints the result."""
     clients = pfl.data.digits(num_clients=8, train_examples=60)
     local = pfl.LocalTraining(optax.sgd(0.1), batch_size=20)
-    result = pfl.Run(pfl.methods.FedEM(components=2), clients, Network, local).train(rounds=30)
+    result = pfl.Run(pfl.FedEM(components=2), clients, Network, local).train(rounds=30)
     print(result)
     return result
 

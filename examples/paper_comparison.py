@@ -23,7 +23,7 @@ def main(out: str = "runs/paper", rounds: int = 100, seeds: int = 6) -> pfl.Tabl
         pfl.Local(),
         pfl.FedAvg(),
         pfl.Ditto(),
-        pfl.methods.FedEM(components=2),
+        pfl.FedEM(components=2),
         pfl.FedeRiCo(),
     ]
     model = pfl.models.MLP(hidden=(64,))

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pfljax.algorithms import FedAvg as FedAvg
     from pfljax.algorithms import FedBABU as FedBABU
     from pfljax.algorithms import FedBN as FedBN
-    from pfljax.algorithms import FedDyn as FedDyn
+    from pfljax.algorithms import FedEM as FedEM
     from pfljax.algorithms import FedeRiCo as FedeRiCo
-    from pfljax.algorithms import FedNova as FedNova
+    from pfljax.algorithms import FedFomo as FedFomo
     from pfljax.algorithms import FedPer as FedPer
     from pfljax.algorithms import FedProx as FedProx
     from pfljax.algorithms import FedRep as FedRep
@@ -81,8 +81,8 @@ _MODULES = {
         "FedAvg",
         "FedBABU",
         "FedBN",
-        "FedDyn",
-        "FedNova",
+        "FedEM",
+        "FedFomo",
         "FedPer",
         "FedProx",
         "FedRep",

@@ -35,7 +35,7 @@ METHODS = {
     "fedavg": pfl.FedAvg(),
     "fedsa_lora": pfl.methods.FedSALoRA(),
     "feddpa": pfl.methods.FedDPA(),
-    "fedem": pfl.methods.FedEM(),
+    "fedem": pfl.FedEM(),
     "federico": pfl.FedeRiCo(),
 }
 NEED_LORA = ("fedsa_lora", "feddpa")

@@ -45,7 +45,7 @@ CELLS = (
 METHODS = {
     "local": pfl.Local(),
     "fedavg": pfl.FedAvg(),
-    "fedem": pfl.methods.FedEM(),
+    "fedem": pfl.FedEM(),
     "ifca": pfl.IFCA(),
     "faithful": pfl.FedeRiCo(faithful=True),
     "posterior of 2": pfl.FedeRiCo(rule="posterior", effective_examples=2.0),

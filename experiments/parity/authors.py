@@ -185,7 +185,7 @@ def fedntd(folder: Path) -> Cells:
             pfl.methods.FedAvgM(server_momentum=0.7), ours, play("fedavgm", avgm_beta=0.7)
         ),
         "FedProx": Cell(pfl.FedProx(mu=0.1), ours, play("fedprox", mu=0.1)),
-        "FedNova": Cell(pfl.FedNova(), ours, play("fednova", nova_ccvr=False)),
+        "FedNova": Cell(pfl.methods.FedNova(), ours, play("fednova", nova_ccvr=False)),
         "MOON": Cell(pfl.MOON(mu=1.0, temperature=0.5), ours, play("moon", mu=1.0, tau=0.5)),
         "SCAFFOLD": Cell(
             pfl.Scaffold(mean="uniform"),
@@ -195,7 +195,7 @@ def fedntd(folder: Path) -> Cells:
             note="mean=uniform; clients of one size, since theirs weights models by size and control variates equally",
         ),
         "FedDyn": Cell(
-            pfl.FedDyn(alpha=0.1),
+            pfl.methods.FedDyn(alpha=0.1),
             ours,
             play("feddyn", dyn_alpha=0.1),
             sizes=EQUAL,

@@ -175,7 +175,7 @@ def cells(folder: Path) -> dict[str, Cell | Apart]:
 
     return {
         "FedEM": Cell(
-            pfl.methods.FedEM(components=COMPONENTS),
+            pfl.FedEM(components=COMPONENTS),
             lambda state: {"components": state.models, "pi": state.rows},
             Player(folder, "CentralizedAggregator", "MixtureClient", mixture, each),
             local={"common_init": None},

@@ -39,7 +39,7 @@ from pfljax.folder import files, former, planned
 from pfljax.local.training import LocalTraining
 from pfljax.report import terms
 from pfljax.report.run_data import label_of, number_of, score_of
-from pfljax.settings.fields import Seed, Seeds, checked, hyperparameter, nearest
+from pfljax.settings.fields import Seed, Seeds, checked, hyperparameter
 from pfljax.settings.method import METHODS
 from pfljax.training import tracking
 from pfljax.training.conformance import RESERVED
@@ -383,7 +383,6 @@ def titled(methods: Sequence[Any]) -> dict[str, Any]:
     pairs = [title_and_method(item) for item in methods]
     names = []
     for title, method in pairs:
-        check_method(method_of(method), "methods")
         if title is None:
             names.append(method_of(method).info.name)
         else:
@@ -407,9 +406,9 @@ def title_and_method(item: Any) -> tuple[Any, Any]:
     """Returns an item of `methods` as its title, or None, and the method or tuning."""
     is_pair = isinstance(item, tuple) and len(item) == 2
     title, method = item if is_pair else (None, item)
-    if isinstance(method, str):
-        method = default_method(method)
-    return title, method
+    if isinstance(method, Tuning):
+        return title, method
+    return title, check_method(method, "methods")
 
 
 def changed_hyperparameters(method: Any) -> str:
@@ -420,21 +419,6 @@ def changed_hyperparameters(method: Any) -> str:
         if value != field.default:
             changed.append(f"{field.name}={value}")
     return f"({', '.join(changed)})" if changed else ""
-
-
-def default_method(name: str) -> Any:
-    """Returns the method of a registered name or of a class, in upper or lower case, with its default hyperparameters.
-
-    Raises:
-        ArgumentError: if there is none.
-    """
-    classes = {kind.__name__: registered for registered, kind in METHODS.items()}
-    known = measures.matching(name, METHODS)
-    if known is None:
-        known = classes.get(measures.matching(name, classes) or "")
-    if known is None:
-        raise ArgumentError("methods", f"unknown method; {nearest(name, METHODS)}", name)
-    return METHODS[known]()
 
 
 def method_of(tuned: Any) -> Any:

@@ -37,8 +37,8 @@ from pfljax.models.standardizing import array_name, inside
 from pfljax.planner.profiling import profiler
 from pfljax.run.experiment import Execution, Experiment, NeverTrained
 from pfljax.run.replicates import check_alike
-from pfljax.settings.fields import Seed, checked, hyperparameter
-from pfljax.settings.method import tell
+from pfljax.settings.fields import Seed, checked, hyperparameter, nearest
+from pfljax.settings.method import METHODS, tell
 from pfljax.stages.attacks import Attack
 from pfljax.stages.client_privacy import ClientPrivacy
 from pfljax.stages.compression import Compression
@@ -141,7 +141,8 @@ class Run:
         """Checks all arguments. Compiles nothing yet.
 
         Args:
-            method: A method with its hyperparameters, such as `FedeRiCo(neighbors=3)`.
+            method: A method with its hyperparameters, such as `FedeRiCo(neighbors=3)`, or the name of a method, such as
+                "ditto", for its default hyperparameters.
             clients: The training clients.
             model: A Flax module, a `Model`, or a function of the number of classes; or several by name, as `Networks`.
             local: How clients train on their own data. Default: Adam, learning rate 0.01, full batches.
@@ -316,7 +317,13 @@ def result_of(experiment: Experiment, outcome: Outcome, out: Path | None) -> Res
 
 
 def check_method(method: Any, argument: str = "method") -> Any:
-    """Returns a method. Raises `ArgumentError` if the object is none."""
+    """Returns a method, given as such or by its name; see `default_method`.
+
+    Raises:
+        ArgumentError: if the object is none.
+    """
+    if isinstance(method, str):
+        return default_method(method, argument)
     is_class = isinstance(method, type)
     is_built = hasattr(method, "build")
     if not is_class and is_built and hasattr(method, "info"):
@@ -325,6 +332,21 @@ def check_method(method: Any, argument: str = "method") -> Any:
     if not is_class and is_built and dataclasses.is_dataclass(method):
         text += "; decorate its class with @pfl.author.method"
     raise ArgumentError(argument, text, method)
+
+
+def default_method(name: str, argument: str = "method") -> Any:
+    """Returns the method of a registered name or of a class, in upper or lower case, with its default hyperparameters.
+
+    Raises:
+        ArgumentError: if there is none.
+    """
+    classes = {kind.__name__: registered for registered, kind in METHODS.items()}
+    known = measures.matching(name, METHODS)
+    if known is None:
+        known = classes.get(measures.matching(name, classes) or "")
+    if known is None:
+        raise ArgumentError(argument, f"unknown method; {nearest(name, METHODS)}", name)
+    return METHODS[known]()
 
 
 class SplitData(NamedTuple):

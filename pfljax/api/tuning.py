@@ -591,7 +591,7 @@ def tune(
         >>> table.rows[0]["method"], len(table.rows[0]["seeds"])
         ('fedprox', 1)
     """
-    check_method(method)
+    method = check_method(method)
     tell_groups = options.get("tell_groups", False)
     hyperparameters = hyperparameters_to_try(method, hyperparameters or {}, in_turn, tell_groups)
     check_splits(clients, splits)

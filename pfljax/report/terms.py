@@ -51,6 +51,10 @@ UNDEFINED = (
     "The {score} is undefined for {undefined:.3g} of {tested:.3g} clients, such as those with a single class; they are "
     "left out."
 )
+UNLIKE = (
+    "The {score} is undefined for different numbers of clients ({counts}), so the methods' means and the differences "
+    "of means are over different clients. Clients helped and hurt are among those that both methods have."
+)
 BEST_UNKNOWN = (
     "The best round by validation is unknown: rounds before the last were evaluated without the {score}. Runs in a new "
     "folder have it."
@@ -120,10 +124,19 @@ def means(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         lines.append(WEIGHTED if is_weighted(score) else PLAIN)
     if any(row.get("best_unknown") for row in rows):
         lines.append(BEST_UNKNOWN.format(score=label))
-    undefined = max((row.get("clients_undefined") or 0.0 for row in rows), default=0.0)
-    if undefined:
+
+    # Clients whose score is undefined, for all methods alike or for some of them.
+    undefined = {}
+    for row in rows:
+        if row.get("score"):
+            undefined[row["method"]] = row.get("clients_undefined") or 0.0
+    if any(undefined.values()):
         tested = max(row.get("clients_tested") or 0.0 for row in rows)
-        lines.append(UNDEFINED.format(score=label, undefined=undefined, tested=tested))
+        most = max(undefined.values())
+        lines.append(UNDEFINED.format(score=label, undefined=most, tested=tested))
+    if len(set(undefined.values())) > 1:
+        counts = ", ".join(f"{name} {count:.4g}" for name, count in undefined.items())
+        lines.append(UNLIKE.format(score=label, counts=counts))
     return lines
 
 

@@ -51,6 +51,20 @@ def test_predictions_are_those_that_were_scored(finished_run, clients):
     assert np.abs(of_all[0] - found).max() > 1e-3
 
 
+def test_a_method_may_be_named(clients):
+    for name in ("ditto", "Ditto", "DITTO"):
+        assert pfl.Run(name, clients, MODEL).experiment.method == pfl.Ditto()
+    hint = "=dito: unknown method; did you mean ditto"
+    with pytest.raises(pfl.ArgumentError, match=f"^method{hint}"):
+        pfl.Run("dito", clients, MODEL)
+    with pytest.raises(pfl.ArgumentError, match=f"^methods{hint}"):
+        pfl.compare(["dito"], clients, MODEL, rounds=1)
+    with pytest.raises(pfl.ArgumentError, match=f"^method{hint}"):
+        pfl.tune("dito", clients, MODEL, rounds=1)
+    with pytest.raises(pfl.ArgumentError, match="accepted: "):
+        pfl.Run("", clients, MODEL)
+
+
 def test_collaboration_is_a_matrix_of_weights(finished_run, clients):
     found = finished_run.collaboration
     assert found.rounds.tolist() == [0, 2, 4] and found.topology == "shared"

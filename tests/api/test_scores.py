@@ -110,6 +110,19 @@ def test_a_table_follows_the_auroc():
     assert any("plain means over clients" in note for note in found.notes)
 
 
+def test_methods_that_lack_the_scores_of_different_clients_are_told_apart():
+    cells = {
+        method: [cell_of(method, seed, "auroc") for seed in SEEDS] for method in ("worse", "better")
+    }
+    assert not any("different numbers" in note for note in table("auroc").notes)
+    for cell in cells["better"]:
+        for row in cell.summary["per_client"][:2]:
+            row["auroc"] = None
+    found = table_of(cells, cells["worse"][0].summary, "worse", TRIALS)
+    (note,) = (note for note in found.notes if "different numbers" in note)
+    assert "(worse 1, better 3)" in note
+
+
 def test_figures_follow_the_score():
     panels = comparisons.panels_of_rows(table("auroc").rows)
     assert panels["scores"].x.label == "test auroc, last round" and not panels["scores"].x.percent
