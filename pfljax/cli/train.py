@@ -128,7 +128,8 @@ def show(summary: dict) -> None:
             for cells in body[1:]:
                 cells.append("")
     score = score_of(summary)
-    notes = terms.means([{"score": score, **undefined([summary], score)}])
+    row = {"method": summary["method"], "score": score, **undefined([summary], score)}
+    notes = terms.means([row])
     title = f"{summary['method']} on {summary['dataset']}: {summary['scored']}"
     tables.show(title, heads, body, notes=notes)
 
