@@ -8,23 +8,18 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.interpreters import partial_eval
 
 from pfljax.contract.errors import ArgumentError, few, warn
-from pfljax.contract.held import taking
-from pfljax.contract.types import Algorithm, ClientData, Key, Prediction, PyTree, State
+from pfljax.contract.types import Algorithm, Prediction, PyTree
 from pfljax.data.sources.arrays import as_arrays
 from pfljax.data.sources.source import Scaling
-from pfljax.exchange import lifting
 from pfljax.exchange.lifting import Use
-from pfljax.exchange.plan import make_host_plan
-from pfljax.folder import fingerprint
 from pfljax.models.ensembles import ensemble
 from pfljax.models.model import Model
 from pfljax.models.standardizing import named_statistics, standardizing
 from pfljax.run.experiment import Experiment
 from pfljax.stores import serving
-from pfljax.stores.registry import store_of
+from pfljax.training import dependence
 from pfljax.training.outcome import Outcome
 
 # deviations between 0 and a mean, from which float32 loses three digits of a standardized number
@@ -189,45 +184,10 @@ def without_inputs(prediction: Prediction, _: Any) -> Prediction:
 def reads_examples(experiment: Experiment) -> bool:
     """Whether what clients predict depends on their own examples, other than on their number.
 
-    So it does if they train or look up neighbors before they predict. Traces what they compute, and leaves out what no
-    prediction depends on.
+    So it does if they train or look up neighbors before they predict, and if their predictions cannot be traced.
     """
-    plan = make_host_plan()
-    problem = experiment.problem._replace(plan=plan)
-    algorithm = experiment.algorithm(plan)
-    network = problem.model.network
-    arguments = fingerprint.shapes(problem, algorithm, experiment)
-    outputs = fingerprint.predicted(problem, algorithm)
-    ids = jax.ShapeDtypeStruct((problem.num_clients,), np.int32)
-
-    def predictions(key: Key, state: State, ids: Any, clients: ClientData) -> PyTree:
-        return lifting.serve(algorithm, plan, outputs, key, state, ids, clients).outputs
-
-    def start(key: Key, state: State, ids: Any, clients: ClientData) -> PyTree:
-        del state, ids
-        return algorithm.start(key, clients)
-
-    # On disk, clients that never took part begin with what they would have begun with.
-    functions = [predictions, start] if store_of(experiment).on_disk else [predictions]
-    args = (arguments.key, arguments.state, ids, arguments.clients)
-    try:
-        return any(
-            depends_on_examples(taking(network, function), args, network.frozen_on_host)
-            for function in functions
-        )
-    except jax.errors.JAXTypeError:  # it reads values, so it cannot be traced
-        return True
-
-
-def depends_on_examples(function: Any, args: tuple, frozen: PyTree) -> bool:
-    """Whether a function of (key, state, ids, clients) depends on x and y of the clients."""
-    traced = jax.make_jaxpr(function)(*args, frozen=frozen)
-    all_results = [True] * len(traced.jaxpr.outvars)
-    _, is_used = partial_eval.dce_jaxpr(traced.jaxpr, all_results)
-    structure = jax.tree.structure((args, {"frozen": frozen}))
-    (*_, clients), _ = jax.tree.unflatten(structure, is_used)
-    examples = [(split.x, split.y) for split in (clients.train, clients.validation)]
-    return any(jax.tree.leaves(examples))
+    depends = dependence.of_predictions(experiment)
+    return depends is None or depends.on_examples
 
 
 def drops_last_axis(model: Model) -> bool:

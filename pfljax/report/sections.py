@@ -112,9 +112,7 @@ def never_trained(summary: Mapping[str, Any], score: Score) -> list[Element]:
     text = f"{count:,} client{' has' if count == 1 else 's have'} never trained"
     served = entry.get("served")
     if served:
-        text += (
-            f" and {'is' if count == 1 else 'are'} served the {str(served).removeprefix('the ')}"
-        )
+        text += f" and predict{'s' if count == 1 else ''} with {served}"
     # A run of an earlier version has another score in this entry.
     is_same = entry.get("metric", score.name) == score.name
     theirs = score_text(score.name, entry.get("score") if is_same else None)

@@ -150,7 +150,8 @@ def never_trained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         scale, form = (100, "{:.1f} %") if is_percent(score) else (1, "{:.4f}")
         values = [row["never_trained_score"], row["trained_score"]]
         known = [form.format(scale * value) for value in values if value is not None]
-        text = f"{row['never_trained']:.4g} clients never trained ({row['never_trained_served']})"
+        count = f"{row['never_trained']:.4g} clients never trained"
+        text = f"{count} and predict with {row['never_trained_served']}"
         if len(known) == 2:
             text += f"; their mean {score.replace('_', ' ')} is {known[0]}, that of the others {known[1]}"
         lines.append(f"{row['method']}: {text}.")

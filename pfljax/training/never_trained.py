@@ -3,42 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import numpy as np
 
 from pfljax.contract.types import Algorithm, State
 from pfljax.folder.history import History
 from pfljax.run.experiment import Experiment
+from pfljax.training import dependence
 
 LATECOMERS = "latecomers"  # name of the stage by which clients predict as newcomers
 WEIGHTED = ("accuracy", "loss")  # scores whose means are weighted by test examples
 LEAST = 0.5  # expected clients from which the plan speaks of them
 
 
-class Served(NamedTuple):
-    """What clients predict with that have never trained.
-
-    Attributes:
-        name: In the summary, a noun.
-        verb_phrase: In a sentence.
-    """
-
-    name: str
-    verb_phrase: str
+# What clients predict with that have never trained, as the summary says it.
+GLOBAL = "the global model"
+AS_OTHERS = "the server's models, as the others"
+AS_NEWCOMERS = "others' models, as newcomers"
+INITIAL = "what they began with"
+PARTLY_INITIAL = "the server's models and what they began with"
 
 
-GLOBAL = Served("global model", "predict with the global model")
-AS_OTHERS = Served("as others", "predict as the others do")
-AS_NEWCOMERS = Served("as newcomers", "predict as newcomers do")
-INITIAL = Served("initial model", "predict with what they began with")
-
-
-def served(algorithm: Algorithm, state: State) -> Served:
+def served(experiment: Experiment, algorithm: Algorithm, state: State) -> str:
     """What clients predict with that have never trained.
 
     Args:
+        experiment: The run.
         algorithm: The run's method.
         state: The shapes of its state.
     """
@@ -47,11 +38,12 @@ def served(algorithm: Algorithm, state: State) -> Served:
     server = state.server.state
     if LATECOMERS in getattr(server, "notes", {}):
         return AS_NEWCOMERS
-    row = state.rows
-    method_row = getattr(row, "state", row)  # without the stages' notes
-    if not jax.tree.leaves((method_row, state.clients.model)):
+    depends = dependence.of_predictions(experiment)
+    if depends is None:
+        return INITIAL
+    if not depends.on_own_arrays:
         return AS_OTHERS
-    return INITIAL
+    return PARTLY_INITIAL if depends.on_server_models else INITIAL
 
 
 def expected(experiment: Experiment, algorithm: Algorithm) -> float | None:
@@ -75,10 +67,9 @@ def forecast(experiment: Experiment, algorithm: Algorithm, state: State) -> str:
     num = expected(experiment, algorithm)
     if num is None or num < LEAST:
         return ""
-    phrase = served(algorithm, state).verb_phrase
-    return (
-        f"about {num:.0f} of {experiment.problem.num_clients:,} clients never train; they {phrase}"
-    )
+    models = served(experiment, algorithm, state)
+    clients = f"about {num:.0f} of {experiment.problem.num_clients:,} clients"
+    return f"{clients} never train and predict with {models}"
 
 
 def summarized(
@@ -96,7 +87,7 @@ def summarized(
     Returns:
         "count": number of clients that have never trained.
         "num_clients": number of all clients.
-        "served": what these clients predict with.
+        "served": what these clients predict with; "" if there are none.
         And the entries of `scores`.
     """
     if history.trained is None:
@@ -105,7 +96,7 @@ def summarized(
     entry = {
         "count": count,
         "num_clients": len(history.trained),
-        "served": served(algorithm, state).name,
+        "served": served(experiment, algorithm, state) if count else "",
     }
     return entry | scores(rows, experiment.score_name)
 
@@ -156,7 +147,8 @@ def line(summary: dict[str, Any] | None) -> str:
     for name, subject in (("score", "they score"), ("others", "the others")):
         if summary[name] is not None:
             scores.append(f"{subject} {shown(summary[name], summary['metric'])}")
-    return f"{count} ({summary['served']}): {', '.join(scores)}" if scores else count
+    count += f" and predict with {summary['served']}"
+    return f"{count}: {', '.join(scores)}" if scores else count
 
 
 def shown(score: float, metric: str) -> str:

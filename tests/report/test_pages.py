@@ -752,20 +752,20 @@ def with_summary(folder, **entries):
 
 def test_a_page_says_who_never_trained_and_where_the_time_went(undrawn, tmp_path):
     make_run(tmp_path)
-    entry = {"count": 1234, "score": 0.25, "others": 0.75, "served": "global model"}
+    entry = {"count": 1234, "score": 0.25, "others": 0.75, "served": "the global model"}
     with_summary(tmp_path, never_trained=entry, seconds={"first_batch": 12.345, "rounds": 0.5})
     page = html_pages.read(report.write_page(tmp_path))
     assert (
-        "1,234 clients have never trained and are served the global model. Their mean test accuracy is 25.0 %, that of "
-        "the others 75.0 %."
+        "1,234 clients have never trained and predict with the global model. Their mean test "
+        "accuracy is 25.0 %, that of the others 75.0 %."
     ) in page.sections["Result"]
     assert ["time, first batch", "12.3 s"] in page.rows and ["time, rounds", "0.5 s"] in page.rows
     score = Score("accuracy", "test accuracy", True, 1)
-    nobody = {"count": 0, "score": None, "others": 0.75, "served": "global model"}
+    nobody = {"count": 0, "score": None, "others": 0.75, "served": "the global model"}
     assert sections.never_trained({"never_trained": nobody}, score) == []
     assert sections.never_trained({}, score) == []
     (other,) = sections.never_trained({"never_trained": entry | {"metric": "loss"}}, score)
-    assert other.text == "1,234 clients have never trained and are served the global model."
+    assert other.text == "1,234 clients have never trained and predict with the global model."
 
 
 def use_auroc(folder, values):

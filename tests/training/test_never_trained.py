@@ -101,7 +101,7 @@ def test_the_summary_tells_of_them(trained):
     accuracy = outcome.history.results["accuracy_test"][-1]
     sizes = outcome.experiment.federation.test.size
     others = np.setdiff1d(np.arange(K), never)
-    assert summary["count"] == len(never) and summary["served"] == "global model"
+    assert summary["count"] == len(never) and summary["served"] == "the global model"
     assert summary["score"] == pytest.approx(np.average(accuracy[never], weights=sizes[never]))
     assert summary["others"] == pytest.approx(np.average(accuracy[others], weights=sizes[others]))
     rounds = [row["rounds_trained"] for row in outcome.summary["per_client"]]
@@ -130,7 +130,19 @@ def test_they_are_scored_by_the_score_of_the_run(trained):
     assert by_loss["score"] == pytest.approx(np.average(losses[never], weights=sizes[never]))
 
 
-@pytest.mark.parametrize(("name", "served"), [("fedavg", "as others"), ("fedper", "initial model")])
+@pytest.mark.parametrize(
+    ("name", "served"),
+    [
+        ("fedavg", never_trained.AS_OTHERS),
+        # Clients keep control variates, which no prediction reads.
+        ("scaffold", never_trained.AS_OTHERS),
+        pytest.param("feddyn", never_trained.AS_OTHERS, marks=pytest.mark.slow),
+        # weights of the server's models
+        ("fedem", never_trained.PARTLY_INITIAL),
+        # The network has one layer, which is the clients' own.
+        pytest.param("fedper", never_trained.INITIAL, marks=pytest.mark.slow),
+    ],
+)
 def test_methods_without_personal_models_beside_a_global_one(trained, name, served):
     assert trained(name).summary["never_trained"]["served"] == served
 
@@ -145,7 +157,10 @@ def test_failed_clients_and_those_without_examples_have_not_trained(said):
     everyone = toys.make_experiment("ditto", problem, federation)
     outcome = toys.run(everyone, ROUNDS, schedule=ONCE)
     assert [row["rounds_trained"] for row in outcome.summary["per_client"]] == [0] + [ROUNDS] * 5
-    assert any(line.startswith("  1 of 6 clients never trained (global model)") for line in said)
+    assert any(
+        line.startswith("  1 of 6 clients never trained and predict with the global model: ")
+        for line in said
+    )
 
 
 def test_the_plan_foresees_them_and_the_count_is_kept(tmp_path, said):
