@@ -15,10 +15,10 @@ import numpy as np
 from pfljax.api.study import Cell
 from pfljax.api.tabular import aligned, latex, markdown
 from pfljax.contract import optional
-from pfljax.evaluation.metrics import FEW, is_percent, rests_on_few
+from pfljax.evaluation.metrics import is_percent, of_few, rests_on_few
 from pfljax.evaluation.statistics import RunSummary, Trial, signed_text
 from pfljax.folder import files
-from pfljax.report import escaping
+from pfljax.report import escaping, terms
 from pfljax.report.run_data import label_of, number_of, score_of
 
 SHOWN = 20  # clients at each end that are printed, if there are more
@@ -41,6 +41,7 @@ class ClientTable:
         score: The name of the score.
         reference: The method of the differences; None: there are none.
         joins_splits: Whether a row has clients of several splits, which have no names.
+        higher_is_better: Whether high scores are good.
 
     Examples:
         >>> import pfljax as pfl
@@ -61,6 +62,7 @@ class ClientTable:
     score: str
     reference: str | None = None
     joins_splits: bool = False
+    higher_is_better: bool = True
 
     @property
     def classes(self) -> list[str]:
@@ -77,22 +79,28 @@ class ClientTable:
     def notes(self) -> list[str]:
         """Lines that explain the table."""
         notes = [f"Cells: {label_of(self.score)}, mean ± sample deviation (runs)."]
+        if not self.higher_is_better:
+            notes.append(terms.LOWER)
         if self.reference:
-            notes.append(f"Differences are to {self.reference}, means over the runs of a client.")
+            text = f"the method's score minus that of {self.reference}"
+            notes.append(f"Differences are {text}, means over the runs of a client.")
         if self.joins_splits:
             notes.append("Clients have no names; those of different splits share a row by number.")
-        is_marked = [rests_on_few(row["classes"]) for row in self.rows]
-        if any(is_marked):
-            clients = f"{sum(is_marked)} of {len(is_marked)} clients"
-            text = f"The scores of {clients} rest on fewer than {FEW} test examples of a class."
-            notes.append(f"{MARK.strip()} {text}")
+        num_marked = sum(map(self._is_marked, self.rows))
+        if num_marked:
+            clients = f"{num_marked} of {len(self.rows)} clients"
+            notes.append(f"{MARK.strip()} The scores of {clients} rest on {of_few(self.score)}.")
         return notes
+
+    def _is_marked(self, row: Mapping[str, Any]) -> bool:
+        """Whether a client's scores rest on few test examples."""
+        return rests_on_few(self.score, row["num_examples"], row["classes"])
 
     def columns(self) -> tuple[list[str], list[list[str]]]:
         """Returns the column headings and the cells as text."""
         heads = ["client", "test examples", *self._class_heads()]
         heads += self.methods
-        heads += [f"{name} over {self.reference}" for name in self.compared]
+        heads += [f"{name} minus {self.reference}" for name in self.compared]
         return heads, [self._cells(row) for row in self.rows]
 
     def _class_heads(self) -> list[str]:
@@ -104,7 +112,7 @@ class ClientTable:
     def _cells(self, row: Mapping[str, Any]) -> list[str]:
         """The cells of a client as text."""
         number = number_of(is_percent(self.score))
-        mark = MARK if rests_on_few(row["classes"]) else ""
+        mark = MARK if self._is_marked(row) else ""
         cells = [f"{row['client']}{mark}", f"{row['num_examples']:,}"]
         counts = list(row["classes"].values())
         if len(counts) > MOST_COLUMNS:

@@ -206,6 +206,20 @@ class Result:
         return clients
 
     @property
+    def client_names(self) -> np.ndarray | None:
+        """Names of the training clients (K,), also of a run that was loaded without their examples.
+
+        None: they have no names. See also `clients`.
+
+        Raises:
+            ArgumentError: if an earlier version wrote the run's folder, and the clients cannot be made again.
+        """
+        federation = self._recorded
+        if federation is None:
+            federation = self._trained().experiment.federation
+        return federation.client_names
+
+    @property
     def summary(self) -> dict:
         """The content of summary.json."""
         return self._scores.summary

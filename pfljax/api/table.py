@@ -461,6 +461,7 @@ class Table:
             self.score,
             reference_of(self.rows),
             joins_splits=has_splits and not has_names,
+            higher_is_better=all(row.get("higher_is_better", True) for row in self.rows),
         )
 
     def _repr_markdown_(self) -> str:

@@ -183,8 +183,10 @@ class Federation:
     def client_number(self, client: int | str) -> int:
         """The number of a client, which is given by its number or its name.
 
+        Names that are integers are passed as strings, since they are not the clients' numbers 0 to K - 1.
+
         Raises:
-            ArgumentError: if there is no such client.
+            ArgumentError: if there is no such client, or an integer is the number of one and the name of another.
 
         Examples:
             >>> import pfljax as pfl
@@ -194,12 +196,16 @@ class Federation:
             1
         """
         names: list[str] = []
-        if self.client_names is not None and self.client_names.dtype.kind in "UO":
-            names = self.client_names.tolist()
+        if self.client_names is not None:
+            names = self.client_names.astype(str).tolist()
         if isinstance(client, str) and client in names:
             return names.index(client)
         is_integer = isinstance(client, int | np.integer) and not isinstance(client, bool)
         number = int(client) if is_integer else -1
+        named = names.index(str(number)) if is_integer and str(number) in names else number
+        if named != number and number < self.num_clients:
+            text = f"is the number of one client and the name of client number {named}"
+            raise ArgumentError("client", f"{text}; pass the name, {str(number)!r}", client)
         if 0 <= number < self.num_clients:
             return number
         accepted = f"accepted: 0 to {self.num_clients - 1}"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfljax.contract.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.types import Algorithm, Array, Prediction, PyTree, Split
 from pfljax.evaluation.metrics import outputs, score_of_task
 from pfljax.local.batches import over_examples
@@ -52,11 +52,13 @@ class Metric:
         function: (outputs, y) -> a number.
         higher_is_better: Whether high values are good.
         takes_logits: Whether the function gets logits in place of probabilities.
+        is_direction_assumed: Whether nobody has said which values are good.
     """
 
     function: Function
     higher_is_better: bool = True
     takes_logits: bool = False
+    is_direction_assumed: bool = False
 
     def __call__(self, outputs: np.ndarray, y: np.ndarray) -> Any:
         return self.function(outputs, y)
@@ -90,7 +92,9 @@ def metric(function: Callable | None = None, *, higher_is_better: bool = True) -
     if function is None:
         return functools.partial(metric, higher_is_better=higher_is_better)
     if isinstance(function, Metric):
-        return dataclasses.replace(function, higher_is_better=higher_is_better)
+        return dataclasses.replace(
+            function, higher_is_better=higher_is_better, is_direction_assumed=False
+        )
     return Metric(function, higher_is_better)
 
 
@@ -281,7 +285,7 @@ def named(
         elif isinstance(function, Metric):
             run_metrics[name] = function
         elif callable(function):
-            run_metrics[name] = Metric(function)
+            run_metrics[name] = Metric(function, is_direction_assumed=True)
         else:
             text = "accepted: functions (outputs, y) -> number, by name"
             raise ArgumentError("metrics", text, name)
@@ -316,7 +320,7 @@ class Scored(NamedTuple):
 def scored(
     score: str | Callable | None, metrics: Mapping[str, Metric], reserved: set[str], task: str
 ) -> Scored:
-    """Returns the score of a run.
+    """Returns the score of a run. Warns if it is a function, and nobody has said which of its values are good.
 
     Args:
         score: Its name, in upper or lower case, or a function (outputs, y) -> number; None: that of the task. A metric
@@ -332,13 +336,17 @@ def scored(
     if score is None:
         return Scored(default, default != "loss", metrics)
     if not isinstance(score, str):
-        return _scored_by_function(score, metrics, reserved, task)
+        chosen = _scored_by_function(score, metrics, reserved, task)
+        _warn_of_assumed_direction(chosen)
+        return chosen
     task_scores = dict.fromkeys([default, "loss"])
     name = matching(score, [*task_scores, *metrics])
     if name in task_scores:
         return Scored(name, name != "loss", metrics)
     if name is not None:
-        return Scored(name, metrics[name].higher_is_better, metrics)
+        chosen = Scored(name, metrics[name].higher_is_better, metrics)
+        _warn_of_assumed_direction(chosen)
+        return chosen
     known = matching(score, METRICS)
     if known is None or task == "regression":
         accepted = dict.fromkeys([*task_scores, *metrics])
@@ -351,6 +359,13 @@ def scored(
     except ArgumentError as error:
         raise ArgumentError("score", error.text, score) from error
     return Scored(known, added[known].higher_is_better, {**metrics, **added})
+
+
+def _warn_of_assumed_direction(score: Scored) -> None:
+    """Warns of a score whose high values count as good only because nobody has said otherwise."""
+    if score.metrics[score.name].is_direction_assumed:
+        call = f"pfljax.metrics.metric({score.name}, higher_is_better=...)"
+        warn("score", f"high values of {score.name} count as good; {call} says which do")
 
 
 def _scored_by_function(

@@ -77,20 +77,31 @@ def is_percent(score: str) -> bool:
     return score in ("accuracy", "balanced_accuracy")
 
 
-FEW = 10  # examples of a class; a score that rests on fewer is mostly noise
+FEW = 10  # test examples; a score that rests on fewer is mostly noise
+OF_ALL_EXAMPLES = ("accuracy", "loss")  # scores that rest on all examples, whatever their classes
 
 
-def rests_on_few(classes: Mapping[str, int]) -> bool:
-    """Whether a score rests on fewer than `FEW` examples of a class.
+def rests_on_few(score: str, num_examples: float, classes: Mapping[str, float]) -> bool:
+    """Whether a client's score rests on fewer than `FEW` test examples, or, for most metrics, of a class.
 
     Args:
-        classes: A client's number of examples by class. Of more than two classes, those without examples do not count,
+        score: The name of the score.
+        num_examples: The client's number of test examples.
+        classes: Its number of test examples by class. Of more than two classes, those without examples do not count,
             since the client does not have them. Empty: they are not known.
     """
+    if score in OF_ALL_EXAMPLES or not classes:
+        return num_examples < FEW
     counts = list(classes.values())
     if len(counts) > 2:
         counts = [count for count in counts if count]
-    return bool(counts) and min(counts) < FEW
+    return min(counts, default=0) < FEW
+
+
+def of_few(score: str) -> str:
+    """Says what a score that `rests_on_few` examples rests on."""
+    examples = f"fewer than {FEW} test examples"
+    return examples if score in OF_ALL_EXAMPLES else f"{examples}, or of a class"
 
 
 def sign_of(name: str, lower_is_better: Collection[str] = ()) -> int:

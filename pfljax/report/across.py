@@ -13,7 +13,7 @@ import numpy as np
 
 from pfljax.contract import processes
 from pfljax.evaluation import collaboration, gains, statistics
-from pfljax.evaluation.metrics import FEW, rests_on_few
+from pfljax.evaluation.metrics import of_few, rests_on_few
 from pfljax.folder import files
 from pfljax.report import terms
 from pfljax.report.comparison_runs import (
@@ -529,15 +529,19 @@ def by_client_section(
         )
 
     # Scores that rest on few examples.
-    num_few = sum(rests_on_few(row.get("classes") or {}) for row in rows)
+    num_few = sum(is_marked(row, score) for row in rows)
     if num_few:
-        sentences.append(
-            f"* The scores of {num_few:,} of {len(rows):,} clients rest on fewer than {FEW} test examples of a class."
-        )
+        clients = f"{num_few:,} of {len(rows):,} clients"
+        sentences.append(f"* The scores of {clients} rest on {of_few(score.name)}.")
     if links:
         sentences.append("All clients:")
     text = Paragraph(" ".join(sentences), links)
     return [client_table(shown, score, reference), text]
+
+
+def is_marked(row: Mapping[str, Any], score: Score) -> bool:
+    """Whether a client's scores rest on few test examples."""
+    return rests_on_few(score.name, row.get("num_examples") or 0, row.get("classes") or {})
 
 
 def client_table(rows: Sequence[Mapping[str, Any]], score: Score, reference: str) -> Table:
@@ -554,8 +558,8 @@ def client_table(rows: Sequence[Mapping[str, Any]], score: Score, reference: str
     body = []
     for row in rows:
         name = str(row["client"])
-        if rests_on_few(row.get("classes") or {}):
-            name = Marked(name, f"fewer than {FEW} test examples of a class")
+        if is_marked(row, score):
+            name = Marked(name, of_few(score.name))
         cells: list[Any] = [name, row.get("num_examples")]
         if any_classes:
             cells.append(classes_text(row.get("classes") or {}))

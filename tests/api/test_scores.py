@@ -172,17 +172,23 @@ def test_clients_with_few_examples_of_a_class_are_marked():
     marked = [name for name in NAMES if any(line.startswith(f"{name} *") for line in lines)]
     assert marked == ["site 11", "site 12"]
     assert found.notes[-1] == (
-        "* The scores of 2 of 6 clients rest on fewer than 10 test examples of a class."
+        "* The scores of 2 of 6 clients rest on fewer than 10 test examples, or of a class."
     )
     words = " ".join(lines[1].split())
-    assert words == "client test examples class ill class well worse better better over worse"
+    assert words == "client test examples class ill class well worse better better minus worse"
 
 
 def test_files_without_class_counts_have_no_marks():
     """Earlier versions did not record them."""
     found = table("auroc", counted=False).by_client()
     assert found.classes == [] and "*" not in str(found)
-    assert found.columns()[0] == ["client", "test examples", "worse", "better", "better over worse"]
+    assert found.columns()[0] == [
+        "client",
+        "test examples",
+        "worse",
+        "better",
+        "better minus worse",
+    ]
 
 
 def test_a_table_of_clients_is_converted(tmp_path):
@@ -223,18 +229,28 @@ def test_of_many_clients_the_first_and_last_are_printed():
 
 
 @pytest.mark.parametrize(
-    ("classes", "few"),
+    ("score", "num_examples", "classes", "few"),
     [
-        ({}, False),
-        ({"0": 10, "1": 90}, False),
-        ({"0": 9, "1": 90}, True),
-        ({"0": 90, "1": 0}, True),
-        ({"0": 90, "1": 0, "2": 10}, False),
-        ({"0": 90, "1": 0, "2": 9}, True),
+        ("auroc", 100, {}, False),
+        ("auroc", 9, {}, True),
+        ("auroc", 100, {"0": 10, "1": 90}, False),
+        ("auroc", 99, {"0": 9, "1": 90}, True),
+        ("auroc", 90, {"0": 90, "1": 0}, True),
+        ("f1", 100, {"0": 90, "1": 0, "2": 10}, False),
+        ("f1", 99, {"0": 90, "1": 0, "2": 9}, True),
+        # All examples count, whatever their classes.
+        ("accuracy", 12, {"0": 6, "1": 6}, False),
+        ("loss", 9, {"0": 9, "1": 0}, True),
     ],
 )
-def test_scores_rest_on_few_examples_of_a_class(classes, few):
-    assert rests_on_few(classes) is few
+def test_scores_rest_on_few_examples(score, num_examples, classes, few):
+    assert rests_on_few(score, num_examples, classes) is few
+
+
+def test_differences_of_low_scores_are_explained():
+    found = table("loss").by_client()
+    assert "Scores: lower is better." in found.notes
+    assert "Scores: lower is better." not in table("auroc").by_client().notes
 
 
 def rows_by_auroc(values, **more):
@@ -309,6 +325,8 @@ def test_a_run_s_score_is_chosen_by_name_or_function():
 
     chosen = run(score="AUROC").experiment
     assert (chosen.score_name, chosen.measures, chosen.lower_is_better) == ("auroc", ["auroc"], [])
+    with pytest.warns(UserWarning, match="^score: high values of mae count as good; .* says which"):
+        assert run(score=mae).experiment.score == "mae"
     chosen = run(score=pfl.metrics.metric(mae, higher_is_better=False)).experiment
     assert (chosen.score_name, chosen.lower_is_better) == ("mae", ["mae"])
     chosen = run(metrics={"Error": pfl.metrics.metric(mae, higher_is_better=False)}, score="error")

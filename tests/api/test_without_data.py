@@ -48,7 +48,22 @@ def test_scores_and_predictions_need_no_data(options, y, tmp_path):
     np.testing.assert_allclose(loaded.predict(X, "west"), result.predict(X, "west"), atol=1e-6)
     with pytest.raises(pfl.ArgumentError, match=r"^clients: cannot .*load\(path, clients=...\)$"):
         _ = loaded.clients
+    assert loaded.client_names.tolist() == ["east", "north", "south", "west"]
     assert pfl.load(tmp_path, clients=federation(y=y)).clients.num_clients == 4
+
+
+def test_clients_of_a_file_at_a_path_are_made_again(tmp_path):
+    lines = [
+        f"{a:.3f},{b:.3f},{label},{name}"
+        for (a, b), label, name in zip(X, LABELS, NAMES, strict=True)
+    ]
+    file = tmp_path / "table.csv"
+    file.write_text("\n".join(["a,b,label,site", *lines]))
+    clients = pfl.data.read(file, label="label", client="site")
+    run(clients, pfl.Local()).train(1, out=tmp_path / "run", progress=False)
+    loaded = pfl.load(tmp_path / "run")
+    np.testing.assert_array_equal(loaded.clients.train.x, clients.train.x)
+    assert loaded.client_names.tolist() == ["east", "north", "south", "west"]
 
 
 @pytest.mark.slow

@@ -348,6 +348,20 @@ def test_the_order_of_given_parts_is_each_client_s_own(first):
     assert order(30)[1] != sorted(order(30)[1])  # shuffled
 
 
+def test_names_that_are_integers_are_not_taken_for_numbers():
+    sites = np.repeat([1, 2, 7], 2)
+    y = [0, 1, 0, 1, 0, 1]
+    clients = data.Federation.from_arrays(np.ones((6, 1)), y, sites, standardize=False)
+    assert [clients.client_number(name) for name in ("1", "2", "7")] == [0, 1, 2]
+    assert clients.client_number(0) == 0  # nobody's name
+    with pytest.raises(ArgumentError, match=r"^client=1: is the number .* number 0; pass .*'1'$"):
+        clients.client_number(1)
+    with pytest.raises(ArgumentError, match=r"^client=2: is the number .* number 1; pass .*'2'$"):
+        clients.client_number(np.int64(2))
+    with pytest.raises(ArgumentError, match=r"^client=7: accepted: 0 to 2, or the name '7', a str"):
+        clients.client_number(7)
+
+
 def test_an_unknown_client_is_answered_with_what_there_is():
     sites = np.repeat(["7", "8"], 2)
     clients = data.Federation.from_arrays(np.ones((4, 1)), [0, 1, 0, 1], sites, standardize=False)

@@ -835,13 +835,13 @@ def client_row(name, score, **classes):
 
 def test_a_page_lists_clients_by_name_and_marks_scores_that_rest_on_few_examples(tmp_path):
     make_run(tmp_path / "local" / "seed-0", optional=False)
-    rows = [client_row("Lugo <b>", 0.5, no=90, yes=3), client_row("Vigo", 0.75, no=40, yes=10)]
+    rows = [client_row("Lugo <b>", 0.5, no=6, yes=3), client_row("Vigo", 0.75, no=40, yes=10)]
     files.write_json(tmp_path / "by_client.json", rows)
     page = html_pages.read(report.write_comparison(tmp_path / "report.html", [tmp_path]))
-    assert ["Lugo <b>*", "93", "no: 90, yes: 3", "50.0 ± 2.0 (5)", "-", "+5.0"] in page.rows
+    assert ["Lugo <b>*", "9", "no: 6, yes: 3", "50.0 ± 2.0 (5)", "-", "+5.0"] in page.rows
     assert ["Vigo", "50", "no: 40, yes: 10", "75.0 ± 2.0 (5)", "-", "+5.0"] in page.rows
     text = page.sections["By client"]
-    assert "The scores of 1 of 2 clients rest on fewer than 10 test examples of a class." in text
+    assert "The scores of 1 of 2 clients rest on fewer than 10 test examples." in text
     assert "All clients:" not in text
 
 
