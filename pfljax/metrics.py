@@ -9,8 +9,11 @@ from pfljax.evaluation.measures import (
     balanced_accuracy,
     calibration_error,
     f1,
+    mae,
     metric,
     perplexity,
+    r2,
+    rmse,
 )
 
 __all__ = [
@@ -19,8 +22,11 @@ __all__ = [
     "balanced_accuracy",
     "calibration_error",
     "f1",
+    "mae",
     "metric",
     "perplexity",
+    "r2",
+    "rmse",
 ]
 
 

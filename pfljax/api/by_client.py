@@ -181,7 +181,8 @@ class ClientTable:
 
     def to_latex(self) -> str:
         """Returns the table as LaTeX, for the package booktabs."""
-        return latex(self.title, *self.columns())
+        title = self.title if self.higher_is_better else f"{self.title}; low scores are good"
+        return latex(title, *self.columns())
 
     def write(self, out: Path) -> None:
         """Writes by_client.csv, by_client.tex and by_client.json (the rows) to a folder."""

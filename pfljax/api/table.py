@@ -582,7 +582,8 @@ class Table:
         for name in columns or ():
             if name not in heads:
                 raise ArgumentError("columns", f"unknown; {nearest(name, heads)}", name)
-        return latex(self.title, heads, body, columns)
+        title = self.title if self.higher_is_better else f"{self.title}; low scores are good"
+        return latex(title, heads, body, columns)
 
     @checked()
     def save_figures(

@@ -220,6 +220,53 @@ def perplexity(logits: np.ndarray, y: np.ndarray) -> float:
     return float(np.exp(-log_likelihood.mean()))
 
 
+def mae(values: np.ndarray, y: np.ndarray) -> float:
+    """The mean absolute error of a regression.
+
+    Examples:
+        >>> import numpy as np
+        >>> import pfljax as pfl
+        >>> pfl.metrics.mae(np.array([1.0, 2.0]), np.array([1.0, 5.0]))
+        1.5
+    """
+    return float(np.abs(_errors(values, y)).mean()) if y.size else np.nan
+
+
+def rmse(values: np.ndarray, y: np.ndarray) -> float:
+    """The root of the mean squared error of a regression.
+
+    Examples:
+        >>> import numpy as np
+        >>> import pfljax as pfl
+        >>> pfl.metrics.rmse(np.array([1.0, 2.0]), np.array([4.0, 6.0])) ** 2
+        12.5
+    """
+    return float(np.sqrt(np.square(_errors(values, y)).mean())) if y.size else np.nan
+
+
+def r2(values: np.ndarray, y: np.ndarray) -> float:
+    """The coefficient of determination of a regression, mean over outputs; NaN where all targets are equal.
+
+    Examples:
+        A model that predicts the mean of the targets explains nothing:
+
+        >>> import numpy as np
+        >>> import pfljax as pfl
+        >>> pfl.metrics.r2(np.array([2.0, 2.0]), np.array([1.0, 3.0]))
+        0.0
+    """
+    if not y.size:
+        return np.nan
+    squares = np.square(_errors(values, y)).sum(axis=0)
+    variation = np.square(y - y.mean(axis=0, dtype=np.float64)).sum(axis=0)
+    return float(np.mean(1 - squares / variation)) if np.all(variation > 0) else np.nan
+
+
+def _errors(values: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Values minus targets, float64."""
+    return values.reshape(y.shape).astype(np.float64) - y
+
+
 def flat_classes(logits: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Logits (m, C), float64, and classes (m,) of all positions of sequences and images with a class to predict."""
     logits = logits.reshape(-1, logits.shape[-1])
@@ -258,7 +305,17 @@ METRICS: dict[str, Metric] = {
     "auroc": Metric(auroc, takes_logits=True),
     "calibration_error": Metric(calibration_error, higher_is_better=False, takes_logits=True),
     "perplexity": Metric(perplexity, higher_is_better=False, takes_logits=True),
+    "mae": Metric(mae, higher_is_better=False),
+    "rmse": Metric(rmse, higher_is_better=False),
+    "r2": Metric(r2),
 }
+OF_REGRESSION = ("mae", "rmse", "r2")
+
+
+def names_for_task(task: str) -> list[str]:
+    """The names in `METRICS` that fit a task."""
+    is_regression = task == "regression"
+    return [name for name in METRICS if (name in OF_REGRESSION) == is_regression]
 
 
 def named(
@@ -347,11 +404,9 @@ def scored(
         chosen = Scored(name, metrics[name].higher_is_better, metrics)
         _warn_of_assumed_direction(chosen)
         return chosen
-    known = matching(score, METRICS)
-    if known is None or task == "regression":
-        accepted = dict.fromkeys([*task_scores, *metrics])
-        if task != "regression":
-            accepted |= dict.fromkeys(METRICS)
+    known = matching(score, names_for_task(task))
+    if known is None:
+        accepted = dict.fromkeys([*task_scores, *metrics, *names_for_task(task)])
         text = f"accepted: {', '.join(accepted)}, or a function (outputs, y) -> number"
         raise ArgumentError("score", text, score)
     try:
@@ -405,9 +460,14 @@ def metric_for_task(name: str, task: str) -> Metric:
     if name not in METRICS:
         text = f"is no function, and unknown; {nearest(name, METRICS)}"
         raise ArgumentError("metrics", text, name)
-    if task == "regression":
-        raise ArgumentError("metrics", "needs classes; accepted for regression: a function", name)
     known = METRICS[name]
+    accepted = names_for_task(task)
+    if name not in accepted:
+        missing = "classes" if task == "regression" else "values"
+        text = f"needs {missing}; accepted for {task}: {', '.join(accepted)}, or a function"
+        raise ArgumentError("metrics", text, name)
+    if task == "regression":
+        return known
     if task != "multilabel":
         return known
     if known.function is perplexity:

@@ -31,8 +31,8 @@ ASIDE = (
 )
 EFFECTS = ("clients helped / hurt, %", "worst client")
 HELPED = (
-    "Clients helped or hurt: shares of the clients of all runs whose score is better or worse than with {reference}; "
-    "worst client: the smallest gain of one."
+    "Clients helped or hurt: shares of the clients of all runs, those with a score, that have a better or worse one than "
+    "with {reference}; worst client: the smallest gain of one. A gain is an improvement."
 )
 RISING = (
     "Still improving in the last quarter of the rounds: {names} (lines are fitted to each run's scores, and the 95 % "
@@ -59,7 +59,7 @@ BEST_UNKNOWN = (
     "The best round by validation is unknown: rounds before the last were evaluated without the {score}. Runs in a new "
     "folder have it."
 )
-LOWER = "Scores: lower is better."
+LOWER = "Scores: lower is better, so a negative difference of scores is an improvement."
 AT_EDGE = f"{EDGE.strip()}: the best value is the least or largest of those tried; others beyond it may do better."
 
 
@@ -150,7 +150,9 @@ def never_trained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         scale, form = (100, "{:.1f} %") if is_percent(score) else (1, "{:.4f}")
         values = [row["never_trained_score"], row["trained_score"]]
         known = [form.format(scale * value) for value in values if value is not None]
-        count = f"{row['never_trained']:.4g} clients never trained"
+        num = row["never_trained"]
+        count = f"{num:.0f}" if num == round(num) else f"on average {num:.1f}"
+        count = f"{count} clients never trained"
         text = f"{count} and predict with {row['never_trained_served']}"
         if len(known) == 2:
             text += f"; their mean {score.replace('_', ' ')} is {known[0]}, that of the others {known[1]}"

@@ -677,7 +677,7 @@ class Trainer:
         begin = time.perf_counter()
         if self.folders.outs:
             saving = self.compiled.saving
-            size = memory.readable(tree.num_bytes(saving.like if saving else self.state))
+            size = memory.readable(tree.num_bytes(saving.like if saving else states))
             with self.display.step(f"saving a checkpoint of {size}"):
                 self.folders.save(self.done, self.compiled, self.histories, states)
         duration = time.perf_counter() - begin

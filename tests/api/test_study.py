@@ -121,6 +121,7 @@ def test_finished_cells_are_only_read(clients, trained, tmp_path):
         "planned.json",
         "report.html",
         *(f"table.{kind}" for kind in ("md", "csv", "json", "tex", "png")),
+        *(f"by_client.{kind}" for kind in ("csv", "json", "tex")),
     }
 
 

@@ -158,7 +158,7 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     ),
     "what clients have used": (
         'topology="shared",\n',
-        'topology="shared", report=pfl.author.Report(collaboration=lambda context, row: used(row)),\n',
+        'topology="shared", report=pfl.author.MethodReport(collaboration=lambda context, row: used(row)),\n',
         "collaboration of Mine",
     ),
     "sgd to adam": ("optax.sgd(rate, momentum=0.9)", "optax.adam(rate)", "optimizer"),

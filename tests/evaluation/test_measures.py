@@ -5,9 +5,11 @@ import dataclasses
 import numpy as np
 import optax
 import pytest
+import sklearn.metrics
 from scipy import special
 
 import pfljax as pfl
+from pfljax.contract.errors import ArgumentError
 from pfljax.evaluation import measures
 from pfljax.folder import files
 from pfljax.stores import device_store
@@ -42,6 +44,35 @@ def test_metrics_by_hand(name, value):
         metric(np.concatenate([LOGITS, LOGITS[:1]]), np.append(Y, 0))
     )
     assert np.isnan(metric(LOGITS[:0], Y[:0]))
+
+
+@pytest.mark.parametrize("shape", [(1,), (2,), (7,), (13, 3)])
+def test_metrics_of_regressions_are_those_of_scikit_learn(shape):
+    rng = np.random.default_rng(shape[0])
+    y = rng.normal(5, 3, shape).astype(np.float32)
+    values = (y + rng.normal(size=shape)).astype(np.float32)
+    expected = {
+        "mae": sklearn.metrics.mean_absolute_error(y, values),
+        "rmse": sklearn.metrics.mean_squared_error(y, values) ** 0.5,
+        "r2": sklearn.metrics.r2_score(y, values) if shape[0] > 1 else np.nan,
+    }
+    for name, value in expected.items():
+        metric = measures.METRICS[name]
+        assert metric(values, y) == pytest.approx(value, rel=1e-5, nan_ok=True), name
+        assert np.isnan(metric(values[:0], y[:0]))
+    assert np.isnan(measures.METRICS["r2"](values, np.ones_like(y)))
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "message"),
+    [
+        ("mae", "classification", "^metrics=mae: needs values; accepted for .*: f1, .*perplexity,"),
+        ("f1", "regression", "^metrics=f1: needs classes; accepted for regression: mae, rmse, r2,"),
+    ],
+)
+def test_metrics_of_another_task_are_refused(name, task, message):
+    with pytest.raises(ArgumentError, match=message):
+        measures.named([name], set(), task)
 
 
 def test_one_class_has_no_roc_curve():
@@ -285,6 +316,9 @@ def test_one_s_own_metric_gets_probabilities_and_says_which_values_are_good():
         "auroc": True,
         "calibration_error": False,
         "perplexity": False,
+        "mae": False,
+        "rmse": False,
+        "r2": True,
     }
     assert not measures.named({"own": worst}, set(), "regression")["own"].higher_is_better
     assert measures.named({"own": right}, set(), "regression")["own"].higher_is_better

@@ -110,7 +110,8 @@ def test_the_devices_need_nothing_of_the_size_of_k(monkeypatch):
             jax.random.key(0), 0, 3, found.init(jax.random.key(0), shards), shards
         )
         evaluate = STORES["host"].make_evaluation([experiment], found, ONE)
-        evaluate(jax.random.key(0), state, shards, {"test": experiment.federation.test})
+        trained = np.ones(num_clients, bool)
+        evaluate(jax.random.key(0), state, shards, {"test": experiment.federation.test}, trained)
         gc.collect()
         left = sum(leaf.nbytes for leaf in jax.live_arrays()) - before
         del state
