@@ -64,9 +64,12 @@ def docstrings_of_aliases(module):
     docstrings = {}
     lines = ast.parse(inspect.getsource(module)).body
     for line, below in itertools.pairwise(lines):
-        is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-        if isinstance(line, ast.Assign) and is_text:
-            docstrings[line.targets[0].id] = inspect.cleandoc(below.value.value)
+        match line, below:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)]),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                docstrings[name] = inspect.cleandoc(text)
     return docstrings
 
 
