@@ -82,7 +82,9 @@ def type_words(hint: Any, limits: Mapping[str, Any]) -> str:
 
 
 def range_words(limits: Mapping[str, Any]) -> str:
-    """What a refusal says of a range, such as "0 to below 1"; "" without limits."""
+    """What a refusal says of a range, such as "0 to below 1", or its own words; "" without limits."""
+    if limits.get("accepted"):
+        return limits["accepted"]
     low, above, high, below = bounds(limits)
     end = (
         ""

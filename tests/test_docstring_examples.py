@@ -1,10 +1,12 @@
 """The examples in docstrings run, and every public class and function has one."""
 
+import ast
 import doctest
 import functools
 import importlib
 import importlib.util
 import inspect
+import itertools
 import warnings
 from pathlib import Path
 
@@ -16,6 +18,7 @@ PACKAGE = Path(__file__).parents[1] / "pfljax"
 PUBLIC_MODULES = [
     "pfljax",
     "pfljax.author",
+    "pfljax.contract.tree",
     "pfljax.data",
     "pfljax.data.partitions",
     "pfljax.data.sources",
@@ -26,6 +29,7 @@ PUBLIC_MODULES = [
     "pfljax.models.weights",
     "pfljax.trackers",
 ]
+ALIASES = {"pfljax.training.tracking": ["Tracker"]}  # types with a docstring below them
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 HEADING = "Examples:\n"
 
@@ -55,14 +59,31 @@ def is_documented(value):
     return inspect.isclass(value) or inspect.isfunction(value)
 
 
+def docstrings_of_aliases(module):
+    """The strings below a module's assignments, by the name that is assigned to."""
+    docstrings = {}
+    lines = ast.parse(inspect.getsource(module)).body
+    for line, below in itertools.pairwise(lines):
+        match line, below:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)]),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                docstrings[name] = inspect.cleandoc(text)
+    return docstrings
+
+
 def examples_of_module(module):
-    """The examples of a module's docstring and of the classes and functions that it defines."""
+    """The examples of a module's docstring, and of the classes, functions and aliases that it defines."""
     # Without a module, the finder also visits methods and functions that a decorator wraps.
     find = functools.partial(doctest.DocTestFinder().find, module=False)
     tests = doctest.DocTestFinder(recurse=False).find(module)
     for name, value in vars(module).items():
         if is_documented(value) and value.__module__ == module.__name__:
             tests += find(value, name, globs={"__name__": "__main__"})
+    parser = doctest.DocTestParser()
+    for name, text in docstrings_of_aliases(module).items():
+        tests.append(parser.get_doctest(text, {"__name__": "__main__"}, name, module.__file__, 0))
     return [test for test in tests if test.examples]
 
 
@@ -88,6 +109,12 @@ def test_public_classes_and_functions_have_examples(name):
         if is_documented(value) and HEADING not in (value.__doc__ or ""):
             without.append(public_name)
     assert without == []
+
+
+@pytest.mark.parametrize(("name", "aliases"), ALIASES.items())
+def test_types_have_examples(name, aliases):
+    docstrings = docstrings_of_aliases(importlib.import_module(name))
+    assert [alias for alias in aliases if HEADING not in docstrings.get(alias, "")] == []
 
 
 def test_losses_have_examples():

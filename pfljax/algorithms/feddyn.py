@@ -61,7 +61,7 @@ class FedDyn:
 
     Examples:
         >>> import pfljax as pfl
-        >>> pfl.FedDyn(alpha=0.01)
+        >>> pfl.methods.FedDyn(alpha=0.01)
         FedDyn(alpha=0.01, mean='weighted')
     """
 

@@ -56,7 +56,7 @@ class FedNova:
 
     Examples:
         >>> import pfljax as pfl
-        >>> pfl.FedNova(max_epochs=5)
+        >>> pfl.methods.FedNova(max_epochs=5)
         FedNova(mu=0.0, max_epochs=5, min_epochs=2)
     """
 

@@ -159,7 +159,7 @@ class ClientTable:
 
         The columns are "client", "num_examples", "class_NAME" for each class, and for each method "METHOD_mean",
         "METHOD_std" (NaN for a single run), "METHOD_runs" and, with a reference, "METHOD_difference". For example,
-        `frame.nsmallest(5, "FedAvg_mean")` returns the five clients for which FedAvg is worst.
+        `frame.nsmallest(5, "fedavg_mean")` returns the five clients for which FedAvg is worst.
 
         Raises:
             ArgumentError: if pandas is not installed.
@@ -200,7 +200,6 @@ def client_rows(
         cells: The cells of each method that did not fail, by title.
         trials: Seeds and splits of the cells.
         reference: The method of the differences; None: there are none.
-        joins_splits: Whether a row has clients of several splits, which have no names.
     """
     # The summary's rows of clients, by method and run.
     per_client: dict[tuple[str, Trial], list[dict[str, Any]]] = {}

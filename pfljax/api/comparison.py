@@ -92,7 +92,7 @@ class Entry:
 
     @property
     def searches(self) -> bool:
-        """Whether rate and hyperparameters are to be chosen."""
+        """Whether learning rate and hyperparameters are to be chosen."""
         return len(self.rates) > 1 or bool(self.hyperparameters)
 
     @property
@@ -136,7 +136,7 @@ class Comparison:
     Attributes:
         entries: The methods by title.
         trials: Seeds and splits of the cells.
-        tuning_trials: Those that rates and hyperparameters are chosen on.
+        tuning_trials: Those that learning rates and hyperparameters are chosen on.
         run_of: (entry, point, trial, whether it is for tuning) -> run.
         study: How cells are trained.
         out: The folder; None: none.
@@ -259,13 +259,16 @@ class Comparison:
         return folder / f"failed-{number + 1}-of-{num}.json"
 
     def _train_method(self, entry: Entry, wait: bool) -> Trained:
-        """Chooses a method's rate and hyperparameters, and trains its cells; without `wait`, only free ones."""
+        """Chooses a method's learning rate and hyperparameters, and trains its cells.
+
+        Without `wait`, trains only those that no other process trains.
+        """
         folder = self._folder(entry.title)
         numbers = self._share_of(entry)
         if not wait:
             self._tell_others(entry.title, None)
 
-        # The rate and hyperparameters.
+        # The learning rate and hyperparameters.
         point = entry.first_point
         entries = entry.tuning.entries if entry.tuning else tuned_entries(point)
         if entry.searches:
@@ -313,7 +316,7 @@ class Comparison:
     def _search_alone(
         self, entry: Entry, folder: Path | None, wait: bool, has_cells: bool
     ) -> Tuning | None:
-        """Searches for a method's rate and hyperparameters, unless another process does; None: it does.
+        """Searches for a method's learning rate and hyperparameters, unless another process does; None: it does.
 
         A process without cells of the method reads the scores of others.
         """
@@ -327,7 +330,7 @@ class Comparison:
             return self._search(entry, folder)
 
     def _search(self, entry: Entry, folder: Path | None) -> Tuning:
-        """Searches for a method's best rate and hyperparameters."""
+        """Searches for a method's best learning rate and hyperparameters."""
 
         def make(point: Point, trial: Trial) -> Run:
             return self.run_of(entry, point, trial, True)
@@ -602,9 +605,9 @@ def compare(
             replace them.
         tune: Learning rates to choose from, for each method, by its score on the validation examples of the table's
             own splits, with seeds of their own. A single one is taken as it is.
-        tune_hyperparameters: Whether to choose hyperparameters, too: the first one together with the rate, each
-            further one at the best values so far. True: of each method, the hyperparameters that its paper tunes and
-            that have their default values.
+        tune_hyperparameters: Whether to choose hyperparameters, too: the first one together with the learning rate,
+            each further one at the best values so far. True: of each method, the hyperparameters that its paper tunes
+            and that have their default values.
         tune_seeds: Seeds to tune with, none of `seeds`; by default as many as `seeds`, at most three, from 1000 on.
         tune_widen: See `widen` of `tune`.
         keep_validation: Whether training goes without the validation examples after tuning. By default, it gets them
@@ -767,7 +770,7 @@ def arranged(
     seeds_to_tune = tuning_seeds(list(seeds), tune_seeds)
     tuning_trials = tuning.trials_on(seeds_to_tune, splits, splits_of_seeds)
 
-    # Rates and hyperparameters are chosen on validation examples, which training in the table then has back.
+    # Learning rates and hyperparameters are chosen on validation examples, which training in the table then has back.
     searches = any(entry.searches for entry in entries.values())
     is_tuned = searches or any(entry.tuning for entry in entries.values())
     all_trials = [*trials, *tuning_trials] if searches else trials

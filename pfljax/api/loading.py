@@ -277,7 +277,8 @@ def difference_from(folder: Folder, clients: Federation) -> str:
 
 def not_of_the_run(part: str, difference: str) -> ArgumentError:
     """The error for clients that are not those of the run."""
-    text = f"are not those of the run: {difference}"
+    expected = {"clients": "the clients", "unseen": "the unseen clients"}
+    text = f"expected {expected[part]} of the run, but {difference}"
     return ArgumentError(part, f"{text}; {recorded.hand_over(part)}")
 
 
@@ -359,13 +360,13 @@ def check_same(folder: Folder, run: Run) -> None:
     before = folder.config.get("data", {})
     now = run.experiment.config["data"]
     if before.get("digest") != now["digest"]:
-        difference = f"digest {before.get('digest')}, now {now['digest']}"
+        difference = f"their digest was {before.get('digest')} and is {now['digest']}"
         if folder.clients is not None:
             difference = recorded_clients.difference(folder.clients, run.clients)
         raise not_of_the_run("clients", difference)
     if run.experiment.unseen is not None and before.get("unseen") != now["unseen"]:
-        digests = f"digest {before.get('unseen')}, now {now['unseen']}"
-        raise not_of_the_run("unseen", digests)
+        difference = f"their digest was {before.get('unseen')} and is {now['unseen']}"
+        raise not_of_the_run("unseen", difference)
 
     parts_of_argument = {"model": [fingerprint.MODEL], "method": list(fingerprint.PREDICTS)}
     for argument, names in parts_of_argument.items():

@@ -94,7 +94,7 @@ class Tuning:
         chosen_on: Codes of the validation examples that the scores are of, without those whose x is also that of a test
             example of the same splits; see `data.distinct_codes`.
         method: The method with the best hyperparameters.
-        local: Local training at the best rate.
+        local: Local training at the best learning rate.
 
     Examples:
         >>> import pfljax as pfl
@@ -119,7 +119,7 @@ class Tuning:
 
     def __repr__(self) -> str:
         best = terms.values(self.best.values, self.at_edge)
-        return f"Tuning({best} of {tried(self.points, self.scores)})"
+        return f"Tuning(best: {best}; scores: {tried(self.points, self.scores)})"
 
     def applied(self, method: Any, local: LocalTraining) -> Tuning:
         """Returns the search with a method and local training at its best point."""
@@ -143,7 +143,7 @@ class Tuning:
 
 
 def tried(points: Sequence[Point], scores: Sequence[float]) -> str:
-    """Formats points with their scores, such as "mu=0.1 (0.8123); mu=1.0 (0.7954)"."""
+    """Formats points with their scores, such as "mu 0.1 (0.8123); mu 1 (0.7954)"."""
     texts = [f"{point} ({score:.4f})" for point, score in zip(points, scores, strict=True)]
     return "; ".join(texts)
 
@@ -216,8 +216,8 @@ def search(
     experiment = runs[0].experiment
     sign = sign_of(experiment.score_name, experiment.lower_is_better)
     values = [sign * score for score in tuning.scores]
-    logger.info(f"  {name}: {tuning.best} of {tried(tuning.points, values)}")
-    for value in tuning.at_edge:
+    logger.info(f"  {name}: best: {tuning.best}; scores: {tried(tuning.points, values)}")
+    for value in map(terms.tuned_name, tuning.at_edge):
         logger.info(f"  {name}: {value} is at the edge of the values tried; others may do better")
     return tuning
 
@@ -329,7 +329,7 @@ def search_in_turn(
     folder: Path | None = None,
     **options: Any,
 ) -> Tuning:
-    """Tunes the rate and the first hyperparameters together, then each further one at the best values so far.
+    """Tunes the learning rate and the first hyperparameters together, then each further one at the best values so far.
 
     Args:
         rates: Learning rates to try.
@@ -337,7 +337,7 @@ def search_in_turn(
         trials: See `search`.
         make: See `search`.
         rounds: Number of rounds.
-        together: Number of hyperparameters that are tuned together with the rate.
+        together: Number of hyperparameters that are tuned together with the learning rate.
         folder: Folder for the scores; see `score_files`. None: none.
         options: `widen` and `rerun` of `search`.
 
@@ -558,8 +558,8 @@ def tune(
         learning_rates: Learning rates to try.
         hyperparameters: Values to try, by hyperparameter; "paper": the hyperparameters and values that the method's
             paper tries.
-        in_turn: Whether to tune the rate and the first hyperparameter together and then each further hyperparameter
-            at the best values so far, instead of trying all combinations.
+        in_turn: Whether to tune the learning rate and the first hyperparameter together and then each further
+            hyperparameter at the best values so far, instead of trying all combinations.
         widen: Number of values, at most, that continue a grid whose least or largest value wins, by its ratio or step,
             one after the other, as far as the hyperparameter accepts.
         seeds: See `compare`; scores are means over the seeds. Use other seeds than those that you report.
@@ -571,7 +571,8 @@ def tune(
         options: Further arguments of `Run`.
 
     Returns:
-        The scores; `tuning.best` is the best point, and `compare([tuning, ...], ...)` uses its method and rate.
+        The scores; `tuning.best` is the best point, and `compare([tuning, ...], ...)` uses its method and learning
+            rate.
 
     Raises:
         ArgumentError: if the method has no such hyperparameter.

@@ -41,7 +41,7 @@ def define(registry: flags.FlagValues) -> None:
     Group(WHAT, registry).several("methods", [], text, empty=True)
     add = Group(RUNS, registry)
     text = "Devices: tpu:NAME:SHAPE with v5e, v5p or v6e, such as tpu:v5e:4x4, or cuda:NAME:NUMBER with a100, h100 "
-    text = f"{text}or h200, such as cuda:h100:8. Required."
+    text = f"{text}or h200, such as cuda:h100:8."
     add.declare(estimate, "target", "seconds", texts={"target": text})
     add.add("json", Path, None, HELP["json"])
 

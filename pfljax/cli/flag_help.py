@@ -181,7 +181,7 @@ HELP: Mapping[str, str] = {
     "separator": "Separator of a CSV file's columns, such as ; or tab. Default: a tab for .tsv files, otherwise a "
     "comma.",
     "encoding": "Encoding of a CSV file, such as latin-1.",
-    "decimal": "Decimal point of a CSV file: a point or a comma.",
+    "decimal": "Decimal point of a CSV file: a point or a comma. Default: a point.",
     "data_missing": "Texts that stand for missing values in a CSV file. Default: NA, NaN, null and others that pandas "
     "knows.",
     "data_image": "Feature with the images or arrays. Default: image, or else the first feature.",
@@ -251,7 +251,7 @@ HELP: Mapping[str, str] = {
     "vmap: also with padding. no: one after the other.",
     "rerun": "changed: train finished runs again if their settings, data, method or model have changed.",
     "out": "Folder of the table. Finished runs in it are not repeated.",
-    "tune": "Learning rates from which each method's is chosen by validation accuracy. Without a value: "
+    "tune": "Learning rates from which each method's is chosen by the score on validation examples. Without a value: "
     "0.01,0.03,0.1,0.3,1,3. Default: no tuning.",
     "tune_hyperparameters": "Tune the hyperparameters that each method's paper tunes.",
     "tune_seeds": "Seeds of tuning, other than --seeds. Default: as many as --seeds, at most three, from "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -39,10 +40,10 @@ def text(doc: str, settings: Settings, methods: Sequence[str]) -> str:
         flag = "method" if "method" in settings else "methods"
         others = [name for name in METHODS if name not in methods]
         listed = f"--{flag}=NAME --help shows the hyperparameters of another method: {', '.join(others)}."
-        lines += textwrap.wrap(listed, WIDTH)
+        lines += wrapped(listed)
     if settings.defaults:
         preset = f"{settings.defaults} has the defaults for --dataset={settings.dataset}; flags override them."
-        lines += ["", *textwrap.wrap(preset, WIDTH)]
+        lines += ["", *wrapped(preset)]
     lines += ["", "--flagfile=FILE reads flags from a file, one per line."]
     return "\n".join(lines)
 
@@ -66,20 +67,42 @@ def _entry(flag: flags.Flag, settings: Settings) -> list[str]:
     if not isinstance(flag, flags.MultiFlag):
         sentences.append(_default(flag, settings, default))
 
-    indent = " " * 6
-    paragraph = " ".join(sentences)
-    body = textwrap.wrap(paragraph, WIDTH, initial_indent=indent, subsequent_indent=indent)
-    return [f"  --{flag.name}", *body]
+    return [f"  --{flag.name}", *wrapped(" ".join(sentences), " " * 6)]
+
+
+class _Wrapper(textwrap.TextWrapper):
+    """Breaks lines at spaces and hyphens, and lists of values that take several lines at their commas."""
+
+    def _split(self, text: str) -> list[str]:
+        chunks = []
+        for chunk in super()._split(text):
+            is_long = len(self.subsequent_indent) + len(chunk) > self.width
+            chunks += re.split(r"(?<=,)(?=.)", chunk) if is_long else [chunk]
+        return chunks
+
+
+def wrapped(paragraph: str, indent: str = "") -> list[str]:
+    """The lines of a paragraph."""
+    wrapper = _Wrapper(
+        WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False
+    )
+    return wrapper.wrap(paragraph)
 
 
 def _default(flag: flags.Flag, settings: Settings, text: str) -> str:
     """Returns the sentence on a flag's value: as given, of a preset, what the help says, or the flag's."""
     value = settings[flag.name]
     if settings.present(flag.name):
-        return f"Here: {shown(value)}."
+        return f"Here: {_before_stop(value)}."
     if value != flag.default:
         return f"Default: {shown(value)} ({settings.defaults})."
-    return f"Default: {text or shown(value) or 'empty'}."
+    return f"Default: {text or _before_stop(value) or 'empty'}."
+
+
+def _before_stop(value: Any) -> str:
+    """Returns a flag's value at the end of a sentence: in quotes if it ends in a mark itself, such as a point."""
+    text = shown(value)
+    return f"'{text}'" if text.endswith((".", ",", ";", ":")) else text
 
 
 def shown(value: Any) -> str:

@@ -47,6 +47,8 @@ class Value(flags.ArgumentParser):
         """What is accepted, in words."""
         if self.words:
             return ", ".join(map(str, self.words))
+        if self.kind is int and self.limits.get("accepted"):
+            return self.limits["accepted"]
         if self.kind not in (int, float):
             return "" if self.empty else "non-empty text"
         within = str(out_of_range(math.nan, self.limits))
@@ -126,7 +128,7 @@ class Several(flags.ListParser):
 class Rates(flags.ListParser):
     """Parses comma-separated learning rates of methods, METHOD:RATE."""
 
-    accepted = "pairs such as fedavg:0.1, with distinct methods and rates above 0"
+    accepted = "pairs such as fedavg:0.1, with distinct methods and learning rates above 0"
 
     def parse(self, argument: Any) -> list[str]:
         """Returns the pairs as text; raises ValueError if one is not accepted."""

@@ -32,6 +32,7 @@ from pfljax.settings.fields import (
     holds,
     in_their_case,
     item_type,
+    listed,
     plain,
     value_type,
     with_words,
@@ -241,7 +242,7 @@ class Settings:
             return
         for pair in self.learning_rates:
             if pair.partition(":")[0] not in methods:
-                text = f"accepted: rates for this run's methods ({names})"
+                text = f"accepted: learning rates for this run's methods ({names})"
                 raise self.error("learning_rates", text)
 
 
@@ -358,14 +359,18 @@ def _hint(unknown: str, known: Sequence[str], words: Sequence[str]) -> str:
         named_hyperparameters = [
             name for name in hyperparameters if name.partition(".")[0] in asked
         ]
-        return f"did you mean {' or '.join(f'--{name}' for name in (named_hyperparameters or hyperparameters)[:3])}?"
+        return _did_you_mean((named_hyperparameters or hyperparameters)[:3])
 
     former = [name for name, new in FORMER.items() if new in known]
     near = difflib.get_close_matches(unknown, [*known, *former], n=3)
     if not near:
         return "--help lists all flags"
     names = dict.fromkeys(FORMER.get(name, name) for name in near)
-    return f"did you mean {' or '.join(f'--{name}' for name in names)}?"
+    return _did_you_mean(names)
+
+
+def _did_you_mean(names: Iterable[str]) -> str:
+    return f"did you mean {listed([f'--{name}' for name in names])}?"
 
 
 def _hint_at_hyperparameter(unknown: str, method: str, known: Sequence[str]) -> str:
@@ -378,7 +383,7 @@ def _hint_at_hyperparameter(unknown: str, method: str, known: Sequence[str]) -> 
     hyperparameters = [name for name in known if name.startswith(f"{method}.")]
     near = difflib.get_close_matches(unknown, hyperparameters, n=3)
     if near:
-        return f"did you mean {' or '.join(f'--{name}' for name in near)}?"
+        return _did_you_mean(near)
     return f"accepted: {', '.join(f'--{name}' for name in hyperparameters) or f'no hyperparameter of {method}'}"
 
 

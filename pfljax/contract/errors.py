@@ -24,10 +24,10 @@ def shown(value: object, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else f"{text[:longest]}..."
 
 
-def few(names: Iterable[object], most: int = 20) -> str:
-    """The first of some names, with commas, and how many more there are."""
+def few(names: Iterable[object], most: int = 20, longest: int = 60) -> str:
+    """The first of some names, with commas, and how many more there are. Names of more characters are truncated."""
     names = list(names)
-    first = ", ".join(shown(name, 60) for name in names[:most])
+    first = ", ".join(shown(name, longest) for name in names[:most])
     if len(names) <= most:
         return first
     return f"{first}, ... {len(names) - most:,} more"

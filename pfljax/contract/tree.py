@@ -44,40 +44,119 @@ def __dir__() -> list[str]:
 
 
 def add(a: PyTree, b: PyTree) -> PyTree:
-    """Leafwise a + b."""
+    """Returns a + b, leaf by leaf.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import tree
+        >>> tree.add({"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([10.0, 20.0])})["w"].tolist()
+        [11.0, 22.0]
+    """
     return jax.tree.map(jnp.add, a, b)
 
 
 def subtract(a: PyTree, b: PyTree) -> PyTree:
-    """Leafwise a - b."""
+    """Returns a - b, leaf by leaf.
+
+    Examples:
+        The change of a client's model, which starts from the global one:
+
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import tree
+        >>> global_params = {"w": jnp.array([1.0, 2.0])}
+        >>> params = {"w": jnp.array([1.5, 1.0])}
+        >>> tree.subtract(params, global_params)["w"].tolist()
+        [0.5, -1.0]
+    """
     return jax.tree.map(jnp.subtract, a, b)
 
 
 def per_row(rows: Array, leaf: Array) -> Array:
-    """Shapes `rows` (N,) so that it broadcasts against a stacked leaf (N, ...)."""
+    """Reshapes `rows` (N,) so that it broadcasts against a stacked leaf (N, ...).
+
+    Args:
+        rows: One value per row. Shape (N,).
+        leaf: A leaf with at least as many axes.
+
+    Returns:
+        The values. Shape (N, 1, ..., 1).
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import tree
+        >>> leaf = jnp.ones((2, 3, 4))
+        >>> tree.per_row(jnp.array([1.0, 2.0]), leaf).shape
+        (2, 1, 1)
+    """
     ones = (1,) * (leaf.ndim - rows.ndim)
     return rows.reshape(rows.shape + ones)
 
 
 def scale(tree: PyTree, rows: Array | float) -> PyTree:
-    """Multiplies row n of every leaf by rows[n] (or everything by a scalar)."""
+    """Multiplies row n of every leaf by rows[n], or everything by a scalar.
+
+    Args:
+        tree: A stacked tree; any tree if `rows` is a scalar.
+        rows: One factor per row, shape (N,), or a scalar.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import tree
+        >>> models = {"w": jnp.array([[1.0, 2.0], [3.0, 4.0]])}
+        >>> tree.scale(models, jnp.array([1.0, 10.0]))["w"].tolist()
+        [[1.0, 2.0], [30.0, 40.0]]
+        >>> tree.scale(models, 0.5)["w"].tolist()
+        [[0.5, 1.0], [1.5, 2.0]]
+    """
     rows = jnp.asarray(rows)
     return jax.tree.map(lambda leaf: leaf * per_row(rows, leaf), tree)
 
 
 def where(rows: Array, a: PyTree, b: PyTree) -> PyTree:
-    """Row n of `a` where rows[n] holds, else row n of `b`."""
+    """Selects row n of `a` where rows[n] is True, otherwise row n of `b`.
+
+    Args:
+        rows: Booleans. Shape (N,).
+        a: A stacked tree of N rows.
+        b: A tree of the same structure and shapes.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import tree
+        >>> trained = {"w": jnp.array([[1.0, 1.0], [2.0, 2.0]])}
+        >>> before = {"w": jnp.zeros((2, 2))}
+        >>> tree.where(jnp.array([True, False]), trained, before)["w"].tolist()
+        [[1.0, 1.0], [0.0, 0.0]]
+    """
     return jax.tree.map(lambda x, y: jnp.where(per_row(rows, x), x, y), a, b)
 
 
 def squared_distance(a: PyTree, b: PyTree) -> Array:
-    """() squared L2 distance over all leaves."""
+    """Returns the squared L2 distance over all leaves. Shape ().
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import tree
+        >>> a = {"w": jnp.array([1.0, 2.0]), "b": jnp.array(3.0)}
+        >>> b = {"w": jnp.array([1.0, 0.0]), "b": jnp.array(2.0)}
+        >>> float(tree.squared_distance(a, b))
+        5.0
+    """
     squares = jax.tree.map(lambda x, y: jnp.square(x - y).sum(), a, b)
     return _sum_of_leaves(squares)
 
 
 def inner(a: PyTree, b: PyTree) -> Array:
-    """() inner product over all leaves."""
+    """Returns the inner product over all leaves. Shape ().
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import tree
+        >>> a = {"w": jnp.array([1.0, 2.0]), "b": jnp.array(3.0)}
+        >>> b = {"w": jnp.array([1.0, 0.0]), "b": jnp.array(2.0)}
+        >>> float(tree.inner(a, b))
+        7.0
+    """
     return _sum_of_leaves(jax.tree.map(jnp.vdot, a, b))
 
 
@@ -86,7 +165,21 @@ def _sum_of_leaves(tree: PyTree) -> Array:
 
 
 def map_rows(fn: Callable[[Any], Any], tree: PyTree) -> PyTree:
-    """Applies fn to every stacked leaf; for pooled examples, to the index, whose rows are the clients."""
+    """Applies a function to every stacked leaf.
+
+    Pooled examples, which clients share, are a leaf: the function gets their index, whose rows are the clients.
+
+    Args:
+        fn: Function of a leaf (N, ...).
+        tree: A stacked tree.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import tree
+        >>> models = {"w": jnp.array([[1.0, 2.0], [3.0, 4.0]])}
+        >>> tree.map_rows(jnp.flipud, models)["w"].tolist()
+        [[3.0, 4.0], [1.0, 2.0]]
+    """
 
     def map_leaf(leaf: Any) -> Any:
         if is_pooled(leaf):
@@ -97,12 +190,42 @@ def map_rows(fn: Callable[[Any], Any], tree: PyTree) -> PyTree:
 
 
 def take(tree: PyTree, index: Array | tuple[Array, ...]) -> PyTree:
-    """leaf[index] of every leaf; indices must be in range."""
+    """Returns leaf[index] of every leaf.
+
+    Args:
+        tree: A stacked tree.
+        index: Index of a row, an array of such indices, or a tuple of them for several axes. They must be in range,
+            which is not checked.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import tree
+        >>> models = {"w": jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])}
+        >>> tree.take(models, jnp.array([2, 0]))["w"].tolist()
+        [[5.0, 6.0], [1.0, 2.0]]
+    """
     return map_rows(lambda leaf: leaf.at[index].get(mode="promise_in_bounds"), tree)
 
 
 def shapes_of_rows(tree: PyTree, *num: int) -> PyTree:
-    """Shapes and types of `num` rows of a stacked tree, or of one without its axis; pooled examples are copied."""
+    """Returns the shapes and types of rows of a stacked tree. Those of pooled examples are of copies.
+
+    Args:
+        tree: A stacked tree.
+        num: Number of rows; without it, those of one row without the leading axis.
+
+    Returns:
+        A tree of `jax.ShapeDtypeStruct`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import tree
+        >>> models = {"w": jnp.zeros((8, 2, 3))}
+        >>> tree.shapes_of_rows(models)["w"]
+        ShapeDtypeStruct(shape=(2, 3), dtype=float32)
+        >>> tree.shapes_of_rows(models, 4)["w"]
+        ShapeDtypeStruct(shape=(4, 2, 3), dtype=float32)
+    """
 
     def shape(leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((*num, *leaf.shape[1:]), leaf.dtype)
@@ -111,12 +234,33 @@ def shapes_of_rows(tree: PyTree, *num: int) -> PyTree:
 
 
 def first(tree: PyTree) -> PyTree:
-    """Row 0 of every leaf: the only model of a stack (1, ...)."""
+    """Returns row 0 of every leaf, such as the only model of a stack (1, ...).
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import tree
+        >>> tree.first({"w": jnp.array([[1.0, 2.0]])})["w"].tolist()
+        [1.0, 2.0]
+    """
     return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
 def repeat(tree: PyTree, num: int) -> PyTree:
-    """`num` copies (num, ...) of the only row of a stack (1, ...)."""
+    """Repeats the only row of a stack (1, ...).
+
+    Args:
+        tree: A stacked tree with one row.
+        num: Number of copies.
+
+    Returns:
+        A tree of leaves (num, ...).
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import tree
+        >>> tree.repeat({"w": jnp.array([[1.0, 2.0]])}, 3)["w"].tolist()
+        [[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]]
+    """
 
     def copies(leaf: Array) -> Array:
         return jnp.broadcast_to(leaf[0], (num, *leaf.shape[1:]))
@@ -125,19 +269,60 @@ def repeat(tree: PyTree, num: int) -> PyTree:
 
 
 def mix(rows: Array, tree: PyTree) -> PyTree:
-    """sum_n rows[..., n] tree[n]: a mixture (...) of N stacked models, or several (K, ...) for rows (K, N)."""
+    """Returns mixtures of N stacked models: sum_n rows[..., n] tree[n].
+
+    Args:
+        rows: Weights. Shape (N,), or (K, N) for K mixtures.
+        tree: A stacked tree of N rows.
+
+    Returns:
+        The mixture without a leading axis, or K stacked mixtures.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import tree
+        >>> models = {"w": jnp.array([[1.0, 2.0], [3.0, 4.0]])}
+        >>> tree.mix(jnp.array([0.5, 0.5]), models)["w"].tolist()
+        [2.0, 3.0]
+        >>> tree.mix(jnp.array([[1.0, 0.0], [0.5, 0.5]]), models)["w"].tolist()
+        [[1.0, 2.0], [2.0, 3.0]]
+    """
     return jax.tree.map(lambda leaf: jnp.tensordot(rows, leaf, axes=1), tree)
 
 
 def partition(tree: PyTree, mask: PyTree) -> tuple[PyTree, PyTree]:
-    """The leaves where the mask, a tree of bools, is True, and the others; None replaces leaves left out."""
+    """Divides a tree in two: the leaves that a mask selects, and the others.
+
+    Args:
+        tree: Any tree.
+        mask: A tree of bools with the same structure.
+
+    Returns:
+        The selected leaves and the others, as trees with None in place of leaves that are left out.
+
+    Examples:
+        >>> from pfljax.author import tree
+        >>> params = {"body": 1.0, "head": 2.0}
+        >>> tree.partition(params, {"body": False, "head": True})
+        ({'body': None, 'head': 2.0}, {'body': 1.0, 'head': None})
+    """
     chosen = jax.tree.map(lambda is_chosen, leaf: leaf if is_chosen else None, mask, tree)
     others = jax.tree.map(lambda is_chosen, leaf: None if is_chosen else leaf, mask, tree)
     return chosen, others
 
 
 def combine(a: PyTree, b: PyTree) -> PyTree:
-    """Undoes `partition`."""
+    """Combines the two trees of `partition`.
+
+    Args:
+        a: The first tree, with None where it has no leaf.
+        b: The second one, which has these leaves.
+
+    Examples:
+        >>> from pfljax.author import tree
+        >>> tree.combine({"body": None, "head": 2.0}, {"body": 1.0, "head": None})
+        {'body': 1.0, 'head': 2.0}
+    """
 
     def is_left_out(leaf: Any) -> bool:
         return leaf is None
@@ -146,18 +331,40 @@ def combine(a: PyTree, b: PyTree) -> PyTree:
 
 
 def complement(mask: PyTree) -> PyTree:
-    """Negates a tree of bools."""
+    """Negates a tree of bools.
+
+    Examples:
+        >>> from pfljax.author import tree
+        >>> tree.complement({"body": False, "head": True})
+        {'body': True, 'head': False}
+    """
     return jax.tree.map(lambda leaf: not leaf, mask)
 
 
 def overlap(a: PyTree, b: PyTree) -> bool:
-    """Whether two masks, trees of bools, are both True for some leaf."""
+    """Returns whether two masks, trees of bools, are both True for some leaf.
+
+    Examples:
+        >>> from pfljax.author import tree
+        >>> head = {"body": False, "head": True}
+        >>> tree.overlap(head, tree.complement(head))
+        False
+    """
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return any(x and y for x, y in pairs)
 
 
 def inner_products(a: PyTree, b: PyTree) -> Array:
-    """(N, M) inner products of N stacked models with M other models."""
+    """Returns the inner products of N stacked models with M others. Shape (N, M).
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import tree
+        >>> a = {"w": jnp.array([[1.0, 0.0], [0.0, 1.0]])}
+        >>> b = {"w": jnp.array([[2.0, 3.0]])}
+        >>> tree.inner_products(a, b).tolist()
+        [[2.0], [3.0]]
+    """
 
     def flat(leaf: Array) -> Array:
         return leaf.reshape(leaf.shape[0], -1)
@@ -167,22 +374,50 @@ def inner_products(a: PyTree, b: PyTree) -> Array:
 
 
 def stack_one(tree: PyTree) -> PyTree:
-    """Adds a leading axis of one: a stack of a single model."""
+    """Adds a leading axis of one, which makes a model a stack of one model.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import tree
+        >>> tree.stack_one({"w": jnp.array([1.0, 2.0])})["w"].tolist()
+        [[1.0, 2.0]]
+    """
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tree)
 
 
 def num_rows(tree: PyTree) -> int:
-    """Length of the leading axis."""
+    """Returns the number of rows of a stacked tree: the length of the leading axis.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import tree
+        >>> tree.num_rows({"w": jnp.zeros((8, 2, 3)), "b": jnp.zeros(8)})
+        8
+    """
     leaves = jax.tree.leaves(tree, is_leaf=is_pooled)
     return leaves[0].shape[0]
 
 
 def num_bytes(tree: PyTree) -> int:
-    """Bytes of all leaves (arrays or ShapeDtypeStructs)."""
+    """Returns the bytes of all leaves, which are arrays or have shapes and types like them.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import tree
+        >>> tree.num_bytes({"w": jnp.zeros((8, 2, 3)), "b": jnp.zeros(8)})
+        224
+    """
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def row_bytes(tree: PyTree) -> int:
-    """Bytes of one row of a stacked tree, with pooled examples copied for each client."""
+    """Returns the bytes of one row of a stacked tree. Pooled examples count as copies for each client.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.author import tree
+        >>> tree.row_bytes({"w": jnp.zeros((8, 2, 3)), "b": jnp.zeros(8)})
+        28
+    """
     leaves = jax.tree.leaves(tree, is_leaf=is_pooled)
     return sum(math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in leaves)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 
 from pfljax import data
-from pfljax.contract.errors import few
+from pfljax.contract.errors import LONGEST, few
 from pfljax.contract.pooled import Pooled, is_pooled
 from pfljax.contract.types import PyTree, Split
 from pfljax.data import Federation
@@ -42,6 +43,7 @@ VALUES = (
 # Numbers of several precisions may be the same.
 FLOATS = re.compile(r"\bb?float\d+")
 NAMES = {"classes": "class_names", "columns": "feature_names", "clients": "client_names"}
+MOST_NAMES = 5  # in a message
 
 
 class RecordedClients(NamedTuple):
@@ -288,11 +290,28 @@ def _difference_of_names(before: Federation, clients: Federation) -> str:
         # A table has names of columns, and an array of the same numbers has none.
         if field == "feature_names" and not (names and names_before):
             continue
-        if names_before != names:
-            text_before = few(names_before, 5) or "by numbers alone"
-            now = few(names, 5) or "by numbers alone"
-            return f"the run's {what} were named {text_before}, and these are named {now}"
+        if names_before == names:
+            continue
+        if not names:
+            return f"the {what} were named {few(names_before, MOST_NAMES)}, and have no names now"
+        if not names_before:
+            return f"the {what} had no names, and are named {few(names, MOST_NAMES)} now"
+        changes = few(_renamed(names_before, names), MOST_NAMES, LONGEST)
+        return f"names of {what} differ: {changes}"
     return ""
+
+
+def _renamed(names_before: list[str], names: list[str]) -> list[str]:
+    """The names that differ, as "old -> new": those of one side alone, or positions if only the order differs."""
+    is_name = set(names)
+    was_name = set(names_before)
+    old = [name for name in names_before if name not in is_name]
+    new = [name for name in names if name not in was_name]
+    if not old and not new:
+        old = names_before
+        new = names
+    pairs = zip_longest(old, new, fillvalue="none")
+    return [f"{was} -> {now}" for was, now in pairs if was != now]
 
 
 def _names(clients: Federation, what: str) -> list[str]:

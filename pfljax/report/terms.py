@@ -95,10 +95,14 @@ def values(chosen: Mapping[str, Any], at_edge: Sequence[str] = ()) -> str:
     """Describes chosen values, by name, and marks those at the edge of the values tried."""
     texts = []
     for name, value in chosen.items():
-        short = "learning rate" if name == "learning_rate" else name
         number = f"{value:g}" if isinstance(value, float) else str(value)
-        texts.append(f"{short} {number}{EDGE if name in at_edge else ''}")
+        texts.append(f"{tuned_name(name)} {number}{EDGE if name in at_edge else ''}")
     return ", ".join(texts)
+
+
+def tuned_name(name: str) -> str:
+    """Returns the name of a hyperparameter or of the learning rate, for texts."""
+    return "learning rate" if name == "learning_rate" else name
 
 
 def is_weighted(score: str) -> bool:

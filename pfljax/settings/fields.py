@@ -430,7 +430,7 @@ def with_words(conditions: Conditions, prefix: str = "") -> str:
             return ""
         if not values:
             return " above 0"
-        return f"={' or '.join(map(in_text, values))}"
+        return f"={listed([in_text(value) for value in values])}"
 
     def in_text(value: Any) -> str:
         # as on a command line, where there is a prefix
@@ -438,6 +438,12 @@ def with_words(conditions: Conditions, prefix: str = "") -> str:
 
     texts = [f"with {prefix}{other}{in_words(values)}" for other, values in conditions.items()]
     return ", or ".join(texts)
+
+
+def listed(words: Sequence[str]) -> str:
+    """Alternatives in words, such as "a, b or c"."""
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def check(instance: Any) -> None:
@@ -460,7 +466,7 @@ def nearest(name: Any, accepted: Iterable[str]) -> str:
     by_lower = {other.lower(): other for other in accepted}
     close = difflib.get_close_matches(str(name)[:MOST_LETTERS].lower(), by_lower)
     if close:
-        return f"did you mean {' or '.join(by_lower[other] for other in close)}?"
+        return f"did you mean {listed([by_lower[other] for other in close])}?"
     return f"accepted: {few(by_lower.values(), MOST_NAMES)}"
 
 
@@ -502,7 +508,7 @@ def refusal(value: Any, hint: Any, limits: Mapping[str, Any]) -> str:
     if fits(value, hint, limits):
         return ""
     kind = value_type(hint)
-    if kind in (int, float) and fits(value, kind, {}):
+    if kind in (int, float) and fits(value, kind, {}) and not limits.get("accepted"):
         is_long = kind is int and abs(value) > MOST
         return str(out_of_range(value, bounds(limits) if is_long else limits))
     words = choices_of(hint, limits)

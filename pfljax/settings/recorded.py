@@ -133,7 +133,8 @@ def restored(record: Any, argument: str) -> Any:
 
 def hand_over(argument: str) -> str:
     """Returns the advice for an argument, or for an attribute of one, that cannot be found."""
-    return f"hand it over: pfljax.load(path, {argument.partition('.')[0]}=...)"
+    name = argument.partition(".")[0]
+    return f"pass {name}: pfljax.load(path, {name}=...)"
 
 
 def file_of(module: str) -> str | None:

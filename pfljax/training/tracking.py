@@ -68,6 +68,21 @@ class Evaluation(NamedTuple):
 
 
 Tracker = Callable[[Evaluation], None]
+"""A tracker: a function that is called with every `Evaluation` of a run.
+
+Examples:
+    A tracker that collects the test accuracy of every evaluation:
+
+    >>> import pfljax as pfl
+    >>> accuracies = {}
+    >>> def tracker(evaluation: pfl.trackers.Evaluation) -> None:
+    ...     accuracies[evaluation.round] = evaluation.scalars["accuracy/test"]
+    >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
+    >>> run = pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP(hidden=(4,)))
+    >>> result = run.train(rounds=2, eval_every=1, tracker=tracker)
+    >>> list(accuracies)
+    [0, 1, 2]
+"""
 
 
 def named(tracker: Tracker | None, run: str) -> Tracker | None:

@@ -114,7 +114,9 @@ def test_parts_without_a_name_are_handed_over(clients, x, tmp_path):
     with pytest.raises(pfl.ArgumentError, match=reads):
         without_data.predict(inputs, 0)
     other = pfl.Federation.from_arrays(-inputs_of(clients), np.arange(32) % 3, num_clients=4)
-    with pytest.raises(pfl.ArgumentError, match=r"^clients: are not those of the run: x of client"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^clients: expected the clients of the run, but x of client"
+    ):
         pfl.load(out, model=model, clients=other)
     found = pfl.load(out, model=model, clients=arrays)
     assert found.history == result.history

@@ -149,7 +149,7 @@ def test_a_comparison_takes_tuned_methods(monkeypatch):
     tuning = pfl.tune(pfl.FedProx(), FEDERATIONS[0], MODEL, LOCAL, **common)
     assert (tuning.method, tuning.local.learning_rate) == (pfl.FedProx(mu=0.5), 0.3)
     assert repr(tuning).startswith(
-        "Tuning(learning rate 0.3 (edge), mu 0.5 (edge) of learning rate 0.1, mu 0.5 (-0.4000); "
+        "Tuning(best: learning rate 0.3 (edge), mu 0.5 (edge); scores: learning rate 0.1, mu 0.5 (-0.4000); "
     )
     made = []
 

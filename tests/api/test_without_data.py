@@ -72,7 +72,7 @@ def test_other_data_are_refused_and_what_differs_is_named(tmp_path):
     x = X.copy()
     x[6] = 0
     with pytest.raises(
-        pfl.ArgumentError, match=r"^clients: are not those of the run: x of .*south"
+        pfl.ArgumentError, match=r"^clients: expected the clients of the run, but x of .*south"
     ):
         pfl.load(tmp_path, clients=federation(x))
     with pytest.raises(pfl.ArgumentError, match="was run on other data: x of client south differs"):

@@ -71,7 +71,7 @@ CASES = [
     ("train", "--dataset=csv --data_file=/nowhere.csv", "No such file"),
     ("train", "--dataset=file", "--dataset=file: accepted with --data_file"),
     ("train", "--dataset=file --data_file=x.xyz", "x.xyz: unsupported format; expected a .npz"),
-    ("train", "--data_file=/tmp/x.npz", "accepted with --dataset=npz or text"),
+    ("train", "--data_file=/tmp/x.npz", "accepted with --dataset=npz, text"),
     ("train", "--dataset=tfds:", "unknown"),
     ("train", "--dataset=tfds:mnist --data_dir=/nowhere", "not prepared"),
     ("train", "--sampler=weighted", "accepted with participation below 1"),

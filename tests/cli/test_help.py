@@ -8,6 +8,7 @@ from commands import call
 from pfljax import cli
 from pfljax.cli import compare, estimate, report, scaling, train, watch
 from pfljax.cli.flag_help import HELP
+from pfljax.cli.help import WIDTH
 from pfljax.cli.settings import read
 from pfljax.settings.method import METHODS
 
@@ -49,6 +50,19 @@ def test_defaults_accepted_values_and_where_they_come_from():
     shown = entries(call(train.COMMAND, "--dataset=synthetic", "-h"))
     assert shown["num_clients"].endswith(" Default: 300 (synthetic.flags).")
     assert shown["federico.epsilon"].endswith(" Accepted: 0 to 1. Default: 0.3.")
+
+
+def test_long_lists_break_at_commas_and_marks_are_in_quotes():
+    text = call(train.COMMAND, "--help", "--decimal=,")
+    rates = re.search(r"  --learning_rates\n((?: {6}.*\n)+)", text)[1].splitlines()
+    assert all(len(line) <= WIDTH for line in rates)
+    assert all(line[-1] in ",." or " " in line.strip() for line in rates)
+    assert not any(re.search(r"\d\.$|^ *\d", line) for line in rates[:-1])
+    shown = entries(text)
+    assert shown["decimal"].endswith(" Here: ','.")
+    assert entries(call(train.COMMAND, "--help"))["decimal"].endswith(" Default: a point.")
+    assert "--aggregator=trimmed_mean, krum, multi_krum, bulyan or dnc." in shown["server_trim"]
+    assert "Accepted: an integer of at most 64 bits." in shown["ignored_index"]
 
 
 @pytest.mark.parametrize("module", [train, compare, scaling, estimate, report, watch])

@@ -227,7 +227,7 @@ def test_mistakes_name_the_present_flag():
         ),
         (
             "--partition_group=2",
-            "--partition_group: unknown flag; did you mean --partition_groups or ",
+            "--partition_group: unknown flag; did you mean --partition_groups, ",
         ),
     ):
         with pytest.raises(FlagError) as caught:

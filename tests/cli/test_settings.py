@@ -139,7 +139,7 @@ def test_every_preset_says_what_it_is_and_is_read_by_train_and_compare(path):
         (["--ditto.lam=1"], "--ditto.lam: unknown flag; did you mean --ditto.mu?"),
         (["--lr=1"], "--lr: unknown flag; did you mean --learning_rate?"),
         (["--mu=1", "--method=Ditto"], "--mu: unknown flag; did you mean --ditto.mu?"),
-        (["--mu=1"], "--mu: unknown flag; did you mean --fedprox.mu or --"),
+        (["--mu=1"], "--mu: unknown flag; did you mean --fedprox.mu, --"),
         (
             ["--plan=Vmapp"],
             "--plan=Vmapp: accepted: auto, vmap, map, chunk, python; did you mean vmap?",

@@ -1,5 +1,7 @@
 """A folder records its clients without their examples, and what other clients differ in."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -52,8 +54,8 @@ def changed(array, position, value):
 DIFFERENT = [
     ({"client": np.arange(40) % 5}, "the run had 4 clients, and these are 5"),
     ({"x": X[:, :1]}, "an example's x was float64 (2,) and is float64 (1,)"),
-    ({"y": np.where(Y == "cat", "cab", Y)}, "the run's classes were named cat, cow, dog"),
-    ({"client": np.char.upper(NAMES)}, "the run's clients were named east, north, south, west"),
+    ({"y": np.where(Y == "cat", "cab", Y)}, "names of classes differ: cat -> cab"),
+    ({"client": np.char.upper(NAMES)}, "names of clients differ: east -> EAST, north -> NORTH, "),
     ({"x": X[4:], "y": Y[4:], "client": NAMES[4:]}, "client east had 8 train examples, and has 7"),
     ({"x": changed(X, 6, 0.0)}, "x of client south differs"),
     ({"y": changed(Y, 3, "cow")}, "y of client west differs"),
@@ -67,6 +69,29 @@ def test_what_differs_is_named(options, text, tmp_path):
     known = recorded(tmp_path, federation())
     assert recorded_clients.difference(known, federation()) == ""
     assert recorded_clients.difference(known, federation(**options)).startswith(text)
+
+
+def test_only_names_that_differ_are_shown(tmp_path):
+    """The first of them, with the names of the run's clients before those of others."""
+    ids = np.char.add("site-", (10 + np.arange(40) % 20).astype(str))
+    known = recorded(tmp_path, federation(client=ids))
+    last = np.where(ids == "site-29", "site-30", ids)
+    text = recorded_clients.difference(known, federation(client=last))
+    assert text == "names of clients differ: site-29 -> site-30"
+    text = recorded_clients.difference(known, federation(client=np.char.upper(ids)))
+    shown = [f"site-{number} -> SITE-{number}" for number in range(10, 15)]
+    assert text == f"names of clients differ: {', '.join(shown)}, ... 15 more"
+    long = np.char.add("a long prefix of the names of these sites, ", ids)
+    known_long = recorded(tmp_path / "long", federation(client=long))
+    first = np.where(ids == "site-10", np.char.replace(long, "-10", "-30"), long)
+    text = recorded_clients.difference(known_long, federation(client=first))
+    assert text.endswith(f" differ: {long[0]} -> {first[0]}")
+    classes = dataclasses.replace(federation(), class_names=("cow", "cat", "dog"))
+    text = recorded_clients.difference(recorded(tmp_path / "classes", federation()), classes)
+    assert text == "names of classes differ: cat -> cow, cow -> cat"
+    unnamed = recorded(tmp_path / "unnamed", federation(client=np.arange(40) % 20))
+    text = recorded_clients.difference(unnamed, federation(client=ids))
+    assert text.startswith("the clients had no names, and are named site-10, ")
 
 
 def test_another_scaling_of_the_same_pixels_is_a_difference(tmp_path):

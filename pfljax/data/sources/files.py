@@ -22,7 +22,10 @@ Names = str | Sequence[str]  # a list, or separated by commas
 Shape = Annotated[Sequence[int], hyperparameter(at_least=1, empty=True)]
 NPZ = "an npz file with x and y; client (or writer), coarse and is_test are optional"
 NPY = "a folder with x.npy and y.npy"
-Ignored = Annotated[int | None, hyperparameter(at_least=-(2**63), at_most=2**64 - 1)]
+Ignored = Annotated[
+    int | None,
+    hyperparameter(at_least=-(2**63), at_most=2**64 - 1, accepted="an integer of at most 64 bits"),
+]
 ARRAYS = ("x", "y", "client", "writer", "coarse", "is_test")
 
 
