@@ -47,7 +47,8 @@ class Value(flags.ArgumentParser):
         """What is accepted, in words."""
         if self.words:
             return ", ".join(map(str, self.words))
-        if self.kind is int and self.limits.get("accepted"):
+        has_words_of_its_own = self.kind is int or self.limits.get("pattern")
+        if has_words_of_its_own and self.limits.get("accepted"):
             return self.limits["accepted"]
         if self.kind not in (int, float):
             return "" if self.empty else "non-empty text"

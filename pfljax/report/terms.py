@@ -31,8 +31,8 @@ ASIDE = (
 )
 EFFECTS = ("clients helped / hurt, %", "worst client")
 HELPED = (
-    "Clients helped or hurt: shares of the clients of all runs, those with a score, that have a better or worse one than "
-    "with {reference}; worst client: the smallest gain of one. A gain is an improvement."
+    "Clients helped or hurt: shares of the clients of all runs whose score is defined, and better or worse than with "
+    "{reference}; worst client: the smallest gain of one. A gain is an improvement."
 )
 RISING = (
     "Still improving in the last quarter of the rounds: {names} (lines are fitted to each run's scores, and the 95 % "

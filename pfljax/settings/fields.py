@@ -71,6 +71,7 @@ def hyperparameter(
     static: bool = False,
     read_with: tuple[str, Any] | Conditions = NOTHING,
     accepted: str = "",
+    pattern: str = "",
     former: str = "",
 ) -> Any:
     """A field of a method's dataclass, with a range that is checked when the method is created.
@@ -94,6 +95,7 @@ def hyperparameter(
             this hyperparameter must keep its default. Or a mapping from other hyperparameters to their values, one of
             which is enough.
         accepted: What is accepted, in words; by default, derived from the annotation and the bounds.
+        pattern: Regular expression that a string must match as a whole.
         former: Its name in the previous release, which is still accepted, with a warning.
 
     Examples:
@@ -130,6 +132,7 @@ def hyperparameter(
         "groups": groups,
         "read_with": conditions,
         "accepted": accepted,
+        "pattern": pattern,
         "former": former,
     }
     return dataclasses.field(default=default, metadata=metadata)
@@ -548,6 +551,8 @@ def fits(value: Any, hint: Any, limits: Mapping[str, Any]) -> bool:
     kind = typing.get_origin(hint) or hint
     if kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
         return True  # Any, and types that cannot be checked
+    if kind is str and limits.get("pattern"):
+        return isinstance(value, str) and re.fullmatch(limits["pattern"], value) is not None
     return isinstance(value, kind)
 
 

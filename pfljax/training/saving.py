@@ -12,10 +12,14 @@ from pfljax.settings.fields import hyperparameter
 AUTO = "auto"
 AUTO_SECONDS = 60.0  # time between checkpoints by default
 LARGEST_SHARE = 0.1  # of the time that checkpoints take by default
-SECONDS = re.compile(r"([0-9]*\.?[0-9]+)s")
+ROUNDS = r"[1-9][0-9]*"
+SECONDS = r"([0-9]*\.?[0-9]+)s"
 ACCEPTED = f"a number of rounds, 1 or more; of seconds, such as 60s; or {AUTO}"
 
-CheckpointEvery = Annotated[int | str, hyperparameter(at_least=1, accepted=ACCEPTED)]
+CheckpointEvery = Annotated[
+    int | str,
+    hyperparameter(at_least=1, accepted=ACCEPTED, pattern=f"{AUTO}|{ROUNDS}|{SECONDS}"),
+]
 
 
 class Interval(NamedTuple):
@@ -41,9 +45,9 @@ def interval(every: int | str) -> Interval:
     text = str(every)
     if text == AUTO:
         return Interval(share=LARGEST_SHARE)
-    if text.isdecimal() and int(text) > 0:
+    if re.fullmatch(ROUNDS, text):
         return Interval(rounds=int(text))
-    seconds = SECONDS.fullmatch(text)
+    seconds = re.fullmatch(SECONDS, text)
     if seconds is None:
         raise ArgumentError("checkpoint_every", f"accepted: {ACCEPTED}", every)
     return Interval(seconds=float(seconds[1]))

@@ -243,7 +243,8 @@ def test_a_grid_whose_edge_wins_is_widened_until_it_does_not(monkeypatch, tmp_pa
     tuning = search(points, [0], run_of, 1, **common)
     assert tried(tuning) == [10, 100, 1000] and tuning.points[: len(points)] == points
     assert tuning.best == Point(100, {"mu": 0.0}) and tuning.at_edge == []
-    assert search(points, [0], run_of, 1, **common) == tuning and "already tuned" in said[0]
+    assert search(points, [0], run_of, 1, **common) == tuning
+    assert any("already tuned" in line for line in said)
     fewer = search(points, [0], run_of, 1, widen=2)
     assert tried(fewer) == [10, 100] and fewer.at_edge == ["learning_rate"]
     with pytest.raises(pfl.ArgumentError, match=r"something else \(widen changed\)"):

@@ -63,7 +63,7 @@ CASES = [
     ("train", "--dataset=synthetic --nopartition_balanced", "the partition is natural"),
     ("train", "--dataset=sine --hidden=9", "the model is linear"),
     ("train", "--official_test", "no official test examples"),
-    ("train", "--official_test --test_fraction=0.3", "--official_test=False"),
+    ("train", "--official_test --test_fraction=0.3", "--official_test=false"),
     ("train", "--partition_groups=99", "at most"),
     ("train", "--dataset=npz", "--data_file: accepted: an npz"),
     ("train", "--dataset=text", "--data_file: accepted: a text"),

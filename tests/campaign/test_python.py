@@ -82,7 +82,7 @@ BY_HAND = [
     (pfl.trackers.TensorBoard, {"folder": "/dev/null/x"}, "folder"),
     (run, {"execution": pfl.Execution(devices=99)}, "devices=99"),
     (run, {"method": pfl.FedAvg}, "method"),
-    (run, {"method": "fedavg"}, "method"),
+    (run, {"method": "fedavgg"}, "method"),
     (run, {"model": 5}, "model"),
     (run, {"model": "mlp"}, "model"),
     (run, {"model": None}, "model"),

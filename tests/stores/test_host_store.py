@@ -3,6 +3,7 @@
 import gc
 
 import jax
+import numpy as np
 import optax
 import pytest
 import toys
