@@ -6,7 +6,6 @@ Names are imported when they are first used, and importing the package changes n
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -175,8 +174,8 @@ def __getattr__(name: str) -> Any:
         former = f"methods.{name}" if name in methods.__all__ else ""
     if not former:
         raise AttributeError(f"module 'pfljax' has no attribute '{name}'")
-    text = f"pfljax.{name} is now pfljax.{former}"
-    warnings.warn(text, DeprecationWarning, stacklevel=2)
+    warn_former = importlib.import_module("pfljax.contract.errors").warn_former
+    warn_former(f"pfljax.{name}", f"pfljax.{former}")
     module, _, new_name = former.rpartition(".")
     return _public(f"pfljax.{module}", new_name)
 

@@ -130,7 +130,7 @@ def test_former_names_say_the_new_ones():
             continue
         (warning,) = caught
         former, _, new = str(warning.message).partition(" is now ")
-        assert warning.category is DeprecationWarning and former == f"pfljax.{name}"
+        assert warning.category is FutureWarning and former == f"pfljax.{name}"
         assert resolve(new.removeprefix("pfljax.")) is value
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from pfljax.api.study import Cell
 from pfljax.api.tabular import aligned, latex, markdown
 from pfljax.contract import optional
-from pfljax.evaluation.metrics import is_percent, of_few, rests_on_few
+from pfljax.evaluation.metrics import few_examples, is_percent, rests_on_few
 from pfljax.evaluation.statistics import RunSummary, Trial, signed_text
 from pfljax.folder import files
 from pfljax.report import escaping, terms
@@ -89,7 +89,9 @@ class ClientTable:
         num_marked = sum(map(self._is_marked, self.rows))
         if num_marked:
             clients = f"{num_marked} of {len(self.rows)} clients"
-            notes.append(f"{MARK.strip()} The scores of {clients} rest on {of_few(self.score)}.")
+            notes.append(
+                f"{MARK.strip()} The scores of {clients} rest on {few_examples(self.score)}."
+            )
         return notes
 
     def _is_marked(self, row: Mapping[str, Any]) -> bool:

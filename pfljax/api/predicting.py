@@ -186,7 +186,7 @@ def reads_examples(experiment: Experiment) -> bool:
 
     So it does if they train or look up neighbors before they predict, and if their predictions cannot be traced.
     """
-    depends = dependence.of_predictions(experiment)
+    depends = dependence.trace_predictions(experiment)
     return depends is None or depends.on_examples
 
 

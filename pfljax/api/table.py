@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -17,7 +16,7 @@ from pfljax.api.by_client import ClientTable, client_rows
 from pfljax.api.run import Folder
 from pfljax.api.study import Cell
 from pfljax.contract import optional
-from pfljax.contract.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError, warn_former
 from pfljax.evaluation import gains, statistics
 from pfljax.evaluation.metrics import is_percent
 from pfljax.evaluation.statistics import RunSummary, Trial, compared, deviation
@@ -561,7 +560,7 @@ class Table:
 
     def plot(self) -> Any:
         """Is now `plot_comparison`."""
-        warnings.warn("Table.plot is now Table.plot_comparison", DeprecationWarning, stacklevel=2)
+        warn_former("Table.plot", "Table.plot_comparison")
         return self.plot_comparison()
 
     @checked()
@@ -603,7 +602,7 @@ class Table:
 
     def figures(self, folder: Any, width: float = 3.3) -> list[Path]:
         """Is now `save_figures`."""
-        warnings.warn("Table.figures is now Table.save_figures", DeprecationWarning, stacklevel=2)
+        warn_former("Table.figures", "Table.save_figures")
         return self.save_figures(folder, width)
 
     def write(self, out: Path) -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
 from typing import Any
 
 import jax
 
 from pfljax.contract import compile_cache
-from pfljax.contract.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError, warn_caller
 from pfljax.contract.host import num_cores
 
 # the older way to ask for CPU devices, in XLA_FLAGS
@@ -145,4 +144,4 @@ def warn_once() -> None:
             f"to be up to {num_cores() / num_devices:.0f} times faster, "
             "call pfl.use_cores() first or set JAX_NUM_CPU_DEVICES"
         )
-        warnings.warn(text, stacklevel=2)
+        warn_caller(text, UserWarning)

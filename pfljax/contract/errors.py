@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 import warnings
 from collections.abc import Iterable
@@ -12,6 +13,8 @@ from pfljax.contract import former_contract
 # maximum characters of a value and of a message's text
 LONGEST = 300
 LONGEST_TEXT = 3000
+# the folder of the library
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def shown(value: object, longest: int = LONGEST) -> str:
@@ -75,7 +78,28 @@ class ArgumentError(ValueError):
 
 def warn(argument: str, text: str) -> None:
     """Warns in one line about an argument that is accepted but probably a mistake."""
-    warnings.warn(f"{argument}: {shown(text, LONGEST_TEXT)}", stacklevel=3)
+    warn_caller(f"{argument}: {shown(text, LONGEST_TEXT)}", UserWarning)
+
+
+def warn_former(former: str, present: str) -> None:
+    """Warns in one line that a name has changed. The former one works for one release."""
+    warn_caller(f"{former} is now {present}", FutureWarning)
+
+
+def warn_caller(text: str, category: type[Warning]) -> None:
+    """Issues a warning at the line of the user's code that called the library."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_inside(frame.f_code.co_filename):
+        frame = frame.f_back
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    module = frame.f_globals.get("__name__", "<string>")
+    filename = frame.f_code.co_filename
+    warnings.warn_explicit(text, category, filename, frame.f_lineno, module, registry)
+
+
+def _is_inside(filename: str) -> bool:
+    """Whether code belongs to the library, or imports a module."""
+    return filename.startswith(PACKAGE) or filename.startswith("<frozen importlib")
 
 
 def raised(error: BaseException, file: str) -> str:

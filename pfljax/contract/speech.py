@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
-from pfljax.contract.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError, warn_caller
 
 F = TypeVar("F", bound=Callable)
 Say = Callable[[str], Any]
@@ -85,7 +84,7 @@ def with_former_say(function: F) -> F:
             return function(*args, **options)
         if not callable(say):
             raise ArgumentError("say", "accepted: a function", say)
-        warnings.warn(FORMER, DeprecationWarning, stacklevel=2)
+        warn_caller(FORMER, FutureWarning)
         with lines_to(say):
             return function(*args, **options)
 

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pfljax.contract import processes, tree
-from pfljax.contract.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError, warn_former
 from pfljax.contract.mapped import in_file
 from pfljax.contract.pooled import Filed, Pooled, Standardized, is_pooled
 from pfljax.contract.types import ClientData, PyTree, Split, Task
 from pfljax.data import partitions, preparation
 from pfljax.data.dealing import Assignment
-from pfljax.data.former import renamed_arguments, warn_former
+from pfljax.data.former import renamed_arguments
 from pfljax.data.sources.arrays import TaskName, as_arrays, make_source
 from pfljax.data.sources.source import Scaling, Source, generator
 from pfljax.data.splits import Splits, make_splits, split_within_clients

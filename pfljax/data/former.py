@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
+from pfljax.contract.errors import warn_former
+
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def warn_former(former: str, present: str) -> None:
-    """Warns that a name has changed; the warning is shown where the caller of the caller is."""
-    warnings.warn(f"{former} is now {present}", DeprecationWarning, stacklevel=3)
 
 
 def renamed_arguments(**present: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

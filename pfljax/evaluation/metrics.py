@@ -98,7 +98,7 @@ def rests_on_few(score: str, num_examples: float, classes: Mapping[str, float]) 
     return min(counts, default=0) < FEW
 
 
-def of_few(score: str) -> str:
+def few_examples(score: str) -> str:
     """Says what a score that `rests_on_few` examples rests on."""
     examples = f"fewer than {FEW} test examples"
     return examples if score in OF_ALL_EXAMPLES else f"{examples}, or of a class"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from jaxtyping import Float, Num, Shaped
 from jaxtyping import PyTree as Tree
 
 from pfljax.contract.alike import DERIVED
-from pfljax.contract.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError, warn_former
 from pfljax.contract.held import use_frozen
 from pfljax.contract.types import Array, Key, Mode, Params, PyTree, Task
 from pfljax.models import ensembles, standardizing
@@ -36,8 +35,7 @@ def renamed(old: str, new: str) -> Any:
     """A property of `Model` under its former name, which warns."""
 
     def get(self: Model) -> Any:
-        text = f"Model.{old} is now Model.{new}; the old name will be removed in the next release"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        warn_former(f"Model.{old}", f"Model.{new}")
         return getattr(self, new)
 
     return property(get)

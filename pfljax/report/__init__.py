@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import threading
-import warnings
 from typing import TYPE_CHECKING, Any
+
+from pfljax.contract.errors import warn_former
 
 if TYPE_CHECKING:
     from pfljax.report.across import write_comparison
@@ -43,8 +44,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _FORMER:
         present = _FORMER[name]
-        text = f"pfljax.report.{name} is now pfljax.report.{present}"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        warn_former(f"pfljax.report.{name}", f"pfljax.report.{present}")
         return __getattr__(present)
     for module, names in _MODULES.items():
         if name in names:

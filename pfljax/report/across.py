@@ -13,7 +13,7 @@ import numpy as np
 
 from pfljax.contract import processes
 from pfljax.evaluation import collaboration, gains, statistics
-from pfljax.evaluation.metrics import of_few, rests_on_few
+from pfljax.evaluation.metrics import few_examples, rests_on_few
 from pfljax.folder import files
 from pfljax.report import terms
 from pfljax.report.comparison_runs import (
@@ -532,7 +532,7 @@ def by_client_section(
     num_few = sum(is_marked(row, score) for row in rows)
     if num_few:
         clients = f"{num_few:,} of {len(rows):,} clients"
-        sentences.append(f"* The scores of {clients} rest on {of_few(score.name)}.")
+        sentences.append(f"* The scores of {clients} rest on {few_examples(score.name)}.")
     if links:
         sentences.append("All clients:")
     text = Paragraph(" ".join(sentences), links)
@@ -559,7 +559,7 @@ def client_table(rows: Sequence[Mapping[str, Any]], score: Score, reference: str
     for row in rows:
         name = str(row["client"])
         if is_marked(row, score):
-            name = Marked(name, of_few(score.name))
+            name = Marked(name, few_examples(score.name))
         cells: list[Any] = [name, row.get("num_examples")]
         if any_classes:
             cells.append(classes_text(row.get("classes") or {}))

@@ -24,7 +24,6 @@ import os
 import re
 import types
 import typing
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -34,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from pfljax.contract.errors import ArgumentError, few
+from pfljax.contract.errors import ArgumentError, few, warn_former
 from pfljax.contract.paths import expanded
 
 C = TypeVar("C", bound=Callable)
@@ -363,10 +362,10 @@ def with_present_names(
             renamed[name] = value
             continue
         new = present[name]
-        text = f"is now {prefix}{new}"
         if new in values:
+            text = f"is now {prefix}{new}"
             raise ArgumentError(name, f"{text}; accepted: only one of them", value, owner=owner)
-        warnings.warn(f"{prefix}{name} {text}", FutureWarning, stacklevel=3)
+        warn_former(f"{prefix}{name}", f"{prefix}{new}")
         renamed[new] = value
     return renamed
 

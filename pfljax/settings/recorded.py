@@ -146,7 +146,7 @@ def file_of(module: str) -> str | None:
 def _attribute(module: str, name: str) -> Any:
     """Returns what a loaded module has by this name, or None; a former name in a file gives no warning."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
         return getattr(sys.modules.get(module), name, None)
 
 

@@ -48,7 +48,7 @@ class Dependence(NamedTuple):
         return any(jax.tree.leaves(self.state.server.models))
 
 
-def of_predictions(experiment: Experiment) -> Dependence | None:
+def trace_predictions(experiment: Experiment) -> Dependence | None:
     """Returns what clients' predictions depend on; None if they cannot be traced, because they read values.
 
     Clients whose state is on disk and that never took part begin with what they would have begun with, which may depend

@@ -38,7 +38,7 @@ def served(experiment: Experiment, algorithm: Algorithm, state: State) -> str:
     server = state.server.state
     if LATECOMERS in getattr(server, "notes", {}):
         return AS_NEWCOMERS
-    depends = dependence.of_predictions(experiment)
+    depends = dependence.trace_predictions(experiment)
     if depends is None:
         return INITIAL
     if not depends.on_own_arrays:

@@ -47,7 +47,7 @@ def test_the_former_argument_gets_the_lines_of_its_call():
         return number
 
     lines = []
-    with pytest.warns(DeprecationWarning, match="say is deprecated"):
+    with pytest.warns(FutureWarning, match="say is deprecated"):
         assert work(2, say=lines.append) == 2
     assert work(3) == 3
     assert lines == ["working on 2"]

@@ -15,12 +15,12 @@ def test_a_public_module_lists_its_names(module):
 
 def test_former_names_work_with_a_warning():
     clients = data.digits(num_clients=4)
-    with pytest.warns(DeprecationWarning, match=r"^Federation\.own is now local_clients$"):
+    with pytest.warns(FutureWarning, match=r"^Federation\.own is now local_clients$"):
         assert clients.own is None
-    with pytest.warns(DeprecationWarning, match=r"^examples\(part=\) is now split=$"):
+    with pytest.warns(FutureWarning, match=r"^examples\(part=\) is now split=$"):
         x, _ = clients.examples(0, part="train")
     assert len(x) == clients.train.size[0]
-    with pytest.warns(DeprecationWarning, match=r"^pfljax\.data\.codes_of is now distinct_codes$"):
+    with pytest.warns(FutureWarning, match=r"^pfljax\.data\.codes_of is now distinct_codes$"):
         assert data.codes_of is data.distinct_codes
     with pytest.raises(AttributeError, match="has no attribute 'owned'"):
         _ = clients.owned

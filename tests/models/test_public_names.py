@@ -25,6 +25,6 @@ def test_modules_list_their_public_names_only(name):
 )
 def test_former_names_say_the_present_ones(former, present):
     model = models.Model(models.MLP((), outputs=2))
-    with pytest.warns(DeprecationWarning, match=f"Model.{former} is now Model.{present};"):
+    with pytest.warns(FutureWarning, match=f"Model.{former} is now Model.{present}$"):
         value = getattr(model, former)
     assert value == getattr(model, present)

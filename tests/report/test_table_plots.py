@@ -76,14 +76,14 @@ def test_a_picture_that_a_table_lacks_is_named(plot, text):
 
 def test_former_names_of_figures_say_the_new_ones(tmp_path):
     table = Table("title", [LOCAL], "classification")
-    with pytest.warns(DeprecationWarning, match=r"^Table\.plot is now Table\.plot_comparison$"):
+    with pytest.warns(FutureWarning, match=r"^Table\.plot is now Table\.plot_comparison$"):
         assert len(table.plot().axes) == 2
-    with pytest.warns(DeprecationWarning, match=r"^Table\.figures is now Table\.save_figures$"):
+    with pytest.warns(FutureWarning, match=r"^Table\.figures is now Table\.save_figures$"):
         paths = table.figures(tmp_path)
     assert {path.name for path in paths} == {
         f"{name}.{suffix}" for name in ("scores", "rounds") for suffix in ("pdf", "png")
     }
-    with pytest.warns(DeprecationWarning, match=r"is now pfljax\.report\.save_figures$"):
+    with pytest.warns(FutureWarning, match=r"is now pfljax\.report\.save_figures$"):
         assert report.paper_figures is table_plots.save_figures
 
 

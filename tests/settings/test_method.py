@@ -188,6 +188,6 @@ def test_a_name_may_be_in_any_case():
 
 def test_the_former_name_of_hyperparameter_still_works():
     name = r"^pfljax\.knob is now pfljax\.author\.hyperparameter$"  # former name
-    with pytest.warns(DeprecationWarning, match=name):
+    with pytest.warns(FutureWarning, match=name):
         field = pfl.knob(0.5, at_least=0)  # former name
     assert (field.default, field.metadata["at_least"]) == (0.5, 0)
