@@ -238,8 +238,8 @@ def rmse(values: np.ndarray, y: np.ndarray) -> float:
     Examples:
         >>> import numpy as np
         >>> import pfljax as pfl
-        >>> pfl.metrics.rmse(np.array([1.0, 2.0]), np.array([4.0, 6.0])) ** 2
-        12.5
+        >>> pfl.metrics.rmse(np.array([1.0, 2.0]), np.array([3.0, 4.0]))
+        2.0
     """
     return float(np.sqrt(np.square(_errors(values, y)).mean())) if y.size else np.nan
 
