@@ -57,9 +57,9 @@ Unseen = Annotated[
     hyperparameter(above=0, below=1, accepted="a share of the clients, or a Federation of others"),
 ]
 Hyperparameters = Annotated[
-    Mapping[str, Mapping[str, Sequence[Any]]] | bool,
+    Mapping[str, Mapping[str, Sequence[Any]]] | Literal["paper"] | bool,
     hyperparameter(
-        accepted="True, for the hyperparameters that each method's paper tunes, or values by title and hyperparameter",
+        accepted="True or paper, for the hyperparameters that each method's paper tunes, or values by title and name",
         former="tune_knobs",  # former name
     ),
 ]
@@ -441,7 +441,7 @@ def entries_of(
     local: LocalTraining,
     learning_rates: Mapping[str, float],
     tune: Sequence[float],
-    tune_hyperparameters: Mapping[str, Mapping[str, Sequence[Any]]] | bool,
+    tune_hyperparameters: Mapping[str, Mapping[str, Sequence[Any]]] | str | bool,
     tell_groups: bool,
 ) -> dict[str, Entry]:
     """Returns the entries of methods, or of what `tune` returned for them, by title."""
@@ -606,8 +606,8 @@ def compare(
         tune: Learning rates to choose from, for each method, by its score on the validation examples of the table's
             own splits, with seeds of their own. A single one is taken as it is.
         tune_hyperparameters: Whether to choose hyperparameters, too: the first one together with the learning rate,
-            each further one at the best values so far. True: of each method, the hyperparameters that its paper tunes
-            and that have their default values.
+            each further one at the best values so far. True or "paper": of each method, the hyperparameters that its
+            paper tunes and that have their default values.
         tune_seeds: Seeds to tune with, none of `seeds`; by default as many as `seeds`, at most three, from 1000 on.
         tune_widen: See `widen` of `tune`.
         keep_validation: Whether training goes without the validation examples after tuning. By default, it gets them
@@ -729,7 +729,7 @@ def arranged(
     splits: Sequence[int] | None = None,
     learning_rates: Mapping[str, float] | None = None,
     tune: Sequence[float] = (),
-    tune_hyperparameters: Mapping[str, Mapping[str, Sequence[Any]]] | bool = False,
+    tune_hyperparameters: Mapping[str, Mapping[str, Sequence[Any]]] | str | bool = False,
     tune_seeds: Sequence[int] = (),
     tune_widen: int = tuning.WIDEN,
     keep_validation: bool = False,

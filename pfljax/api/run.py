@@ -240,6 +240,10 @@ class Run:
         identified = fingerprint.identified(experiment)
         self.experiment = check(with_features(identified, execution.cache_features))
 
+    def __repr__(self) -> str:
+        method = self.experiment.method.info.name
+        return f"Run({method}, seed {self.experiment.seed}, on {self.clients!r})"
+
     @with_former_say
     @checked()
     def train(

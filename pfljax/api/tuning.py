@@ -39,7 +39,7 @@ from pfljax.training.loop import Rounds, Schedule
 
 T = TypeVar("T")
 # Values to try, by hyperparameter.
-Values = Mapping[str, Sequence[Any]] | Literal["paper"] | None
+Values = Mapping[str, Sequence[Any]] | Literal["paper"] | bool | None
 DIVERGED = (np.nan, np.nan)
 WIDEN = 3  # further values of a grid whose edge wins
 SEEDS = (1000, 1001, 1002)  # of tuning, far from those that one reports
@@ -498,13 +498,13 @@ def validation_score(experiment: Experiment, row: Mapping[str, Any]) -> tuple[fl
 
 def hyperparameters_to_try(
     method: Any,
-    hyperparameters: Mapping[str, Sequence[Any]] | str,
+    hyperparameters: Mapping[str, Sequence[Any]] | str | bool,
     one_by_one: bool,
     tell_groups: bool,
     argument: str = "hyperparameters",
 ) -> Mapping[str, Sequence[Any]]:
     """Returns the values to try. Raises `ArgumentError` for a wrong name or value, before anything is trained."""
-    if isinstance(hyperparameters, str):
+    if isinstance(hyperparameters, str | bool):
         return papers_hyperparameters(method, tell_groups)
     hyperparameters = with_present_names(hyperparameters, fields_of(type(method)), method.info.name)
     known = [field.name for field in dataclasses.fields(method)]
@@ -556,8 +556,8 @@ def tune(
         local: See `Run`; with `learning_rates`, its optimizer must be a function of the learning rate.
         rounds: Number of rounds.
         learning_rates: Learning rates to try.
-        hyperparameters: Values to try, by hyperparameter; "paper": the hyperparameters and values that the method's
-            paper tries.
+        hyperparameters: Values to try, by hyperparameter; "paper" or True: the hyperparameters and values that the
+            method's paper tries.
         in_turn: Whether to tune the learning rate and the first hyperparameter together and then each further
             hyperparameter at the best values so far, instead of trying all combinations.
         widen: Number of values, at most, that continue a grid whose least or largest value wins, by its ratio or step,
@@ -594,7 +594,8 @@ def tune(
     """
     method = check_method(method)
     tell_groups = options.get("tell_groups", False)
-    hyperparameters = hyperparameters_to_try(method, hyperparameters or {}, in_turn, tell_groups)
+    values = hyperparameters or {}
+    hyperparameters = hyperparameters_to_try(method, values, in_turn, tell_groups)
     check_splits(clients, splits)
     if splits is None and not isinstance(clients, Federation):
         text = "validation examples of another split may be test examples of the table; accepted: the table's splits"

@@ -46,7 +46,8 @@ FROM_THE_START = (
 )
 DISPATCH_SECONDS = 2.0  # target time per dispatch; progress is shown after each
 TOTAL = "total"
-PARTS = ("compiling", "rounds", "evaluation", "checkpoints", TOTAL)  # of a run's seconds
+OTHER = "other"
+PARTS = ("compiling", "rounds", "evaluation", "checkpoints")  # of a run's seconds
 NAMED = 10  # most clients that lines name
 
 
@@ -705,7 +706,9 @@ class Trainer:
         summary = scoring.summarize(experiment, compiled, history, self.lines, rounds_key)
         summary["stopped"] = self.stopped or None
         by_part = {"rounds": self.seconds} | self._seconds_by_part()
-        summary["seconds"] = {part: by_part.get(part, 0.0) for part in PARTS}
+        seconds = {part: by_part.get(part, 0.0) for part in PARTS}
+        seconds[OTHER] = max(by_part[TOTAL] - sum(seconds.values()), 0.0)
+        summary["seconds"] = seconds | {TOTAL: by_part[TOTAL]}
         dropped = history.dropped
         summary["dropped"] = {str(client): dropped[client] for client in sorted(dropped)}
         if dropped:

@@ -47,13 +47,7 @@ class Seconds:
 
 def described(seconds: dict[str, float]) -> str:
     """One line about the seconds of a run by part, such as "94.8 s: rounds 9.6, evaluation 70.1, other 15.1"."""
-    texts = []
-    rest = seconds["total"]
-    for part, value in seconds.items():
-        if part != "total":
-            texts.append(f"{part} {value:.1f}")
-            rest -= value
-    texts.append(f"other {max(rest, 0.0):.1f}")
+    texts = [f"{part} {value:.1f}" for part, value in seconds.items() if part != "total"]
     return f"{seconds['total']:.1f} s: {', '.join(texts)}"
 
 

@@ -36,6 +36,16 @@ def test_a_result_tells_what_its_files_tell(finished_run, clients):
     assert files.read_json(result.out / "summary.json")["last"]["round"] == 4
 
 
+def test_the_seconds_of_all_parts_are_those_of_the_run(finished_run):
+    seconds = dict(finished_run.summary["seconds"])
+    total = seconds.pop("total")
+    assert min(seconds.values()) >= 0 and sum(seconds.values()) == pytest.approx(total)
+
+
+def test_a_run_is_printed_with_its_method_and_clients(clients):
+    assert repr(pfl.Run("ditto", clients, MODEL, seed=3)) == f"Run(ditto, seed 3, on {clients!r})"
+
+
 def test_predictions_are_those_that_were_scored(finished_run, clients):
     """Scoring a client's test examples by `predict` gives the accuracy in the results."""
     k = 4

@@ -48,7 +48,7 @@ def test_seconds_add_up_by_part():
     seconds.add("evaluation", 2.0)
     seconds.add("evaluation", 3.0)
     assert seconds.total == {"evaluation": 5.0} and seconds.last == {"evaluation": 3.0}
-    by_part = {"rounds": 1.0, "evaluation": 5.0, "total": 10.0}
+    by_part = {"rounds": 1.0, "evaluation": 5.0, "other": 4.0, "total": 10.0}
     assert progress.described(by_part) == "10.0 s: rounds 1.0, evaluation 5.0, other 4.0"
 
 
