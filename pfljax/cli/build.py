@@ -185,15 +185,21 @@ def build_network(
 
     # A network of ours.
     has_sequences = task == "classification" and len(target_shape) == 1
+    has_texts = federation.tokens and not has_sequences
     if name == "auto":
-        name = "lstm" if has_sequences else "linear" if task == "regression" else "mlp"
+        name = automatic_network(task, has_sequences, has_texts)
         if name != "mlp" and settings.partition != "latent":
             settings.refuse("hidden", f"the model is {name}")
+        if name != "encoder":
+            for flag in ("width", "depth", "heads", "style"):
+                settings.refuse(flag, f"the model is {name}")
     names_for_sequences = api.models.SEQUENCES
     if name in api.models.NAMES and has_sequences != (name in names_for_sequences):
         listed = ", ".join(names_for_sequences)
         expected = listed if has_sequences else f"all but {listed}"
         raise FlagError.at("model", f"accepted for {federation.name}: {expected}", name)
+    if name == "encoder" and not has_texts:
+        raise FlagError.at("model", "accepted for texts, such as a table's --data_text", name)
     return api.models.make(
         name,
         shape,
@@ -203,6 +209,15 @@ def build_network(
         options=options,
         **sizes(settings),
     )
+
+
+def automatic_network(task: str, has_sequences: bool, has_texts: bool) -> str:
+    """Returns the name of the network for --model=auto."""
+    if has_sequences:
+        return "lstm"
+    if has_texts:
+        return "encoder"
+    return "linear" if task == "regression" else "mlp"
 
 
 def build_local(settings: Settings) -> api.LocalTraining:

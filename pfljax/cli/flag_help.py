@@ -18,14 +18,15 @@ HELP: Mapping[str, str] = {
     "model": f"The clients' network: {', '.join(models.NAMES)}, or FILE.py:NAME for your own, a callable that takes "
     "num_classes. Several names with commas, a family of networks "
     f"({', '.join(models.FAMILIES)}) or FILE.py:NAME of a dict of networks give clients different networks. "
-    "auto: linear for regression, lstm for text, otherwise mlp.",
+    "auto: linear for regression, lstm for the next characters of texts, encoder for labels of texts, otherwise "
+    "mlp.",
     "hidden": "Widths of the mlp's hidden layers.",
     "channels": "Numbers of channels of the cnn's convolutions.",
     "patch": "Height and width of the vit's patches in pixels.",
-    "width": "Width of the tokens of the vit or transformer.",
-    "depth": "Number of blocks of the vit or transformer.",
-    "heads": "Number of attention heads of the vit or transformer; a divisor of --width.",
-    "style": "Family whose blocks the vit or transformer has. auto: vit for images, gpt2 for text.",
+    "width": "Width of the tokens of the vit, transformer or encoder.",
+    "depth": "Number of blocks of the vit, transformer or encoder.",
+    "heads": "Number of attention heads of the vit, transformer or encoder; a divisor of --width.",
+    "style": "Family whose blocks the vit, transformer or encoder has. auto: vit for images, gpt2 for text.",
     # Frozen parameters and adapters.
     "frozen": "Safetensors file with the network's parameters, which then stay frozen. Default: all parameters are "
     "trained.",

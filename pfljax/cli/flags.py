@@ -45,7 +45,7 @@ IMPLIED = {"tune": "0.01,0.03,0.1,0.3,1,3"}  # values of flags given without a v
 METHOD_FLAGS = ("method", "methods")
 TRAIN = Run.train
 LATENT = {"partition": ("latent",)}
-BLOCKS = ("vit", "transformer")
+BLOCKS = ("auto", "vit", "transformer", "encoder")
 FROZEN = {"frozen": ANY_TEXT}
 TUNED = {"tune": ANY_TEXT, "tune_hyperparameters": ANY_TEXT}
 

@@ -35,10 +35,10 @@ class Sizes:
         hidden: Widths of the mlp's hidden layers.
         channels: Numbers of channels of the cnn's convolutions.
         patch: Rows and columns of a patch of the vit.
-        width: Width of the tokens of the vit or transformer.
+        width: Width of the tokens of the vit, transformer or encoder.
         depth: Number of their blocks.
         heads: Number of their attention heads; divides `width`.
-        style: How their blocks are built, a name in `transformers.STYLES`; "": vit, or gpt2 for a transformer.
+        style: How their blocks are built, a name in `transformers.STYLES`; "": vit, or gpt2 for texts.
     """
 
     hidden: Sequence[int] = (64,)
@@ -76,6 +76,18 @@ class Sizes:
             style=self.style or "gpt2",
         )
 
+    def encoder(self) -> nn.Module:
+        """A Transformer that classifies texts with up to 255 different characters, 1 to 255; 0 is padding."""
+        return transformers.Transformer(
+            kind="encoder",
+            tokens=256,
+            padding=0,
+            width=self.width,
+            depth=self.depth,
+            heads=self.heads,
+            style=self.style or "gpt2",
+        )
+
 
 NAMES: dict[str, Callable[[Sizes], nn.Module]] = {
     "linear": lambda sizes: networks.MLP(hidden=()),
@@ -92,6 +104,7 @@ NAMES: dict[str, Callable[[Sizes], nn.Module]] = {
     "vit": Sizes.vit,
     "lstm": lambda sizes: recurrent.CharacterLSTM(),
     "transformer": Sizes.transformer,
+    "encoder": Sizes.encoder,
 }
 
 FEATURES = 512  # of all networks in a family

@@ -57,6 +57,8 @@ def npz(tmp_path_factory):
             ["--augment=crop_flip", "images"],
         ),
         (["--dataset=mnist"], ["--dataset=mnist", "tfds:"]),
+        (["--model=encoder"], ["--model=encoder", "accepted for texts", "--data_text"]),
+        (["--width=8"], ["--width", "the model is mlp"]),
         (["--unseen=1"], ["--unseen=1"]),
         (["--resume"], ["--resume", "--out"]),
         (
@@ -460,6 +462,21 @@ def test_the_kind_of_a_file_is_found_on_the_command_line(tmp_path):
     )
     line = one_line(call(train.COMMAND, *words, "--data_label=lab", code=2))
     assert line == "--data_label=lab: own.csv has no such column; did you mean label?"
+
+
+@pytest.mark.slow
+def test_labels_of_texts_are_predicted_by_a_network_that_reads_tokens(tmp_path):
+    texts = ["good day", "bad day", "good sea", "bad sun", "a good one", "a bad one"] * 8
+    lines = [f"{'äx'[k % 2]},{text},{'good' in text}" for k, text in enumerate(texts)]
+    (tmp_path / "texts.csv").write_text("\n".join(["author,text,is_good", *lines]))
+    columns = ["--data_client=author", "--data_text=text", "--data_label=is_good"]
+    data = ["--dataset=csv", "--data_file=texts.csv", *columns]
+    sizes = ["--width=16", "--depth=1", "--heads=2", "--rounds=20"]
+    call(train.COMMAND, *data, *sizes, "--method=fedavg", "--out=run")
+    summary = files.read_json(tmp_path / "run" / "summary.json")
+    assert summary["last"]["accuracy"] == 1
+    line = one_line(call(train.COMMAND, *data, "--hidden=4", code=2))
+    assert "--hidden" in line and "the model is encoder" in line
 
 
 def test_shapes_of_files_are_lists_on_the_command_line(tmp_path):
