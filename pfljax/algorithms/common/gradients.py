@@ -28,6 +28,7 @@ from pfljax.contract.types import (
     Upload,
 )
 from pfljax.exchange.views import read
+from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
 from pfljax.local.solver import joined
 
@@ -105,10 +106,9 @@ def after_e_step(
         return Weighed(row, totals, losses, tree.scale(gradients, weight * split.size))
 
     # Evaluate all models on all data, then compute gradients on the mini-batch.
-    total_loss = evaluate or problem.solver.total_loss
 
     def evaluate_models() -> Array:
-        return problem.plan.over_models(lambda model: total_loss(model, split), models)
+        return total_losses(problem, models, split, evaluate)
 
     totals = jax.lax.cond(is_first, evaluate_models, lambda: nothing)
     row = next_row(totals)
@@ -157,6 +157,43 @@ def if_weighed(
         return jnp.zeros(()), jax.tree.map(jnp.zeros_like, model)
 
     return jax.lax.cond(weight > NEGLIGIBLE, compute, skip, model, *args)
+
+
+def total_losses(
+    problem: Problem,
+    models: Params,
+    split: Split,
+    evaluate: Callable[[Params, Split], Array] | None = None,
+) -> Array:
+    """(J,) losses of the models, summed over all of a client's examples; by `evaluate`, if it is given."""
+    total_loss = evaluate or problem.solver.total_loss
+
+    def loss_of_model(model: Params) -> Array:
+        return total_loss(model, split)
+
+    return problem.plan.over_models(loss_of_model, models)
+
+
+def local_changes(
+    problem: Problem, context: ClientContext, models: Params, weights: Array, split: Split
+) -> tuple[Array, Params]:
+    """Mean losses (J,) and changes (J, ...) of local training; 0 for models of negligible weight."""
+    solver = problem.solver
+
+    def train(model: Params, number: Array) -> tuple[Array, Params]:
+        def objective(params: Params, batch: Batch) -> Array:
+            return solver.mean_loss(params, batch.for_model(number))
+
+        trained, loss = solver.fit(
+            context.key, solver.begin(model), split, objective, round_number=context.round
+        )
+        return loss, tree.subtract(trained.whole, model)
+
+    def train_if_weighed(model: Params, number: Array, weight: Array) -> tuple[Array, Params]:
+        return if_weighed(weight, train, model, number)
+
+    numbers = jnp.arange(weights.shape[0])
+    return problem.plan.over_models(train_if_weighed, models, numbers, weights)
 
 
 def losses_cover_data(problem: Problem, models: Params) -> bool:
