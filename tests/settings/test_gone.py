@@ -14,7 +14,9 @@ def test_python_says_where_the_former_rule_is():
     with pytest.raises(pfl.ArgumentError) as error:
         pfl.FedeRiCo(rule="friends")
     assert str(error.value) == f"federico.rule=friends: {NOW}"
-    with pytest.raises(pfl.ArgumentError, match=r"^federico\.effective_examples=2\.0: all examples"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^federico\.effective_examples=2\.0: all examples"
+    ):
         pfl.FedeRiCo(effective_examples=2.0)
     with pytest.raises(pfl.ArgumentError, match=r"^federico\.rul=1: unknown argument; accepted: "):
         pfl.FedeRiCo(rul=1)
