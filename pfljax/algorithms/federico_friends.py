@@ -208,12 +208,14 @@ class FedeRiCoFriends:
                 )
                 update = tree.scale(changes, row.weights * split.size)
 
+            sums = gradients.weights_of_statistics(problem, models, row.weights, split)
+
             # The mean of the models' losses, by their weights.
             total_weight = jnp.maximum(row.weights.sum(), jnp.finfo(jnp.float32).tiny)
             loss = jnp.vdot(row.weights, losses) / total_weight
             return ClientOutput(
                 row=row,
-                upload=Upload(update),
+                upload=Upload(update, sums=sums),
                 report=ClientReport(loss, entries={"size": split.size}),
                 sent=gradients.takes_step(problem, context, split),
             )
@@ -229,7 +231,7 @@ class FedeRiCoFriends:
             # phi_i <- optimizer step with the sum of gradients, divided by n_i
             if sends_gradients:
                 return gradients.apply(problem, state, aggregate, sizes, Topology.PEERS), {}
-            change = tree.scale(aggregate.upload.update, 1 / sizes)
+            change = gradients.mean_changes(problem, aggregate, sizes)
             return state.with_models(tree.add(state.models, change)), {}
 
         # ---- What a client predicts with.

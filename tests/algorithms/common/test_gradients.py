@@ -106,3 +106,34 @@ def test_local_training_skips_a_model_of_negligible_weight(federation):
     for leaf in jax.tree.leaves(changes):
         moved = np.abs(np.asarray(leaf)).reshape(3, -1).max(axis=1) > 0
         np.testing.assert_array_equal(moved, weighed)
+
+
+HELD = np.array([[[0, 1, 2], [1, 2, 0], [2, 0, 1]]])  # by round and client, its own model first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("update", ["gradient", "delta"])
+@pytest.mark.parametrize("name", ["federico", "federico_friends"])
+def test_batch_statistics_are_means_by_the_weights_of_the_gradients(name, update):
+    """Also where an owner has far fewer examples than those who train its model."""
+    sizes = np.array([2, 40, 11])
+    federation = toys.make_federation(sizes, features=4)
+    *_, states, _ = toys.play(
+        name,
+        federation,
+        1,
+        optax.sgd(0.0),
+        {"neighbors": 2, "update": update},
+        HELD,
+        model=toys.Normalized,
+    )
+    means = [federation.train.x[k, :n].mean(axis=0) for k, n in enumerate(sizes)]
+    variances = [federation.train.x[k, :n].var(axis=0) for k, n in enumerate(sizes)]
+    weights = np.zeros((3, 3))
+    for k, held in enumerate(HELD[0]):
+        weights[k, held] = np.asarray(states[1].rows.weights)[k] * sizes[k]
+    shares = weights / weights.sum(axis=0)
+    statistics = states[1].models["batch_stats"]["BatchNorm_0"]
+    np.testing.assert_allclose(statistics["mean"], 0.3 * shares.T @ means, rtol=1e-4, atol=1e-6)
+    expected = 0.7 + 0.3 * shares.T @ variances
+    np.testing.assert_allclose(statistics["var"], expected, rtol=1e-4, atol=1e-6)
