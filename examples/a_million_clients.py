@@ -19,10 +19,10 @@ import pfljax as pfl
 def main(
     num_clients: int = 20_000, cohort: int = 200, rounds: int = 20, out: str = "runs/million"
 ) -> pfl.Result:
-    """Trains FedeRiCo with cohorts and scores a sample of all clients, most of which never took part."""
+    """Trains FedeRiCoFriends with cohorts and scores a sample of all clients, most of which never took part."""
     clients = pfl.data.digits(num_clients, train_examples=15, replacement=True)
     run = pfl.Run(
-        pfl.FedeRiCo(candidates=32),
+        pfl.FedeRiCoFriends(candidates=32),
         clients,
         pfl.models.MLP(hidden=(64,)),
         pfl.LocalTraining(optax.adam(1e-2)),

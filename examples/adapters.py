@@ -29,7 +29,7 @@ def main(rounds: int = 40) -> pfl.Table:
     model = pfl.Model(VIT, frozen=backbone(rounds // 2), trainable=[lora, "head"])
     clients = pfl.data.digits(8, GROUPS, train_examples=20)
     local = pfl.LocalTraining(optax.adam(1e-2), batch_size=10)
-    methods = [pfl.Local(), pfl.methods.FedIT(), pfl.methods.FedSALoRA(), pfl.FedeRiCo()]
+    methods = [pfl.Local(), pfl.methods.FedIT(), pfl.methods.FedSALoRA(), pfl.FedeRiCoFriends()]
     table = pfl.compare(
         methods, clients, model, local, rounds=rounds, seeds=(0, 1), reference="local"
     )

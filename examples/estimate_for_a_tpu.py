@@ -12,10 +12,10 @@ import pfljax as pfl
 
 
 def main(num_clients: int = 64, target: str = "tpu:v5e:2x2"):
-    """Compiles FedeRiCo's rounds for four TPU chips and prints bytes, milliseconds and the recommended flags."""
+    """Compiles FedeRiCoFriends' rounds for four TPU chips and prints bytes, milliseconds and the recommended flags."""
     clients = pfl.data.digits(num_clients, train_examples=20, replacement=True)
     run = pfl.Run(
-        pfl.FedeRiCo(),
+        pfl.FedeRiCoFriends(),
         clients,
         pfl.models.CNN((16, 32)),
         pfl.LocalTraining(optax.sgd(0.1), batch_size=10),

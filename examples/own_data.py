@@ -28,11 +28,13 @@ def measurements(
 
 
 def main() -> pfl.Result:
-    """Trains FedeRiCo on the sensors and prints the result."""
+    """Trains FedeRiCoFriends on the sensors and prints the result."""
     x, y, sensor = measurements()
     clients = pfl.Federation.from_arrays(x, y, client=sensor, train_examples=20)
     model = pfl.models.MLP(hidden=(16,))
-    run = pfl.Run(pfl.FedeRiCo(neighbors=2), clients, model, pfl.LocalTraining(optax.adam(1e-2)))
+    run = pfl.Run(
+        pfl.FedeRiCoFriends(neighbors=2), clients, model, pfl.LocalTraining(optax.adam(1e-2))
+    )
     result = run.train(rounds=60)
     print(result)
     print("client 0 on its first two events:", result.predict(x[:2], client=0).round(3))

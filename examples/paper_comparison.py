@@ -24,7 +24,7 @@ def main(out: str = "runs/paper", rounds: int = 100, seeds: int = 6) -> pfl.Tabl
         pfl.FedAvg(),
         pfl.Ditto(),
         pfl.FedEM(components=2),
-        pfl.FedeRiCo(),
+        pfl.FedeRiCoFriends(),
     ]
     model = pfl.models.MLP(hidden=(64,))
     local = pfl.LocalTraining(optax.adam(1e-2))

@@ -11,8 +11,8 @@ orbax, scikit-learn, matplotlib and rich, and no network. The parts, in this ord
     rounds   seconds of a round of Local by model, K and plan, compile time, the share of the rate of `matmul`, and on a
              device of a known kind what `pfljax estimate` estimates of the same round
     forms    the same rounds with XLA's own convolutions, and with stacked clients' patches as on a GPU
-    methods  FedeRiCo's round over Local's
-    profile  where the time of FedeRiCo's round goes
+    methods  FedeRiCoFriends' round over Local's
+    profile  where the time of FedeRiCoFriends' round goes
     table1   FedeRiCo's Table 1 on CIFAR-10 at the paper's size, with 4 label groups, its runs stacked in one kernel
 """
 
@@ -332,7 +332,7 @@ def methods(settings: Settings, book: Book) -> None:
     num_clients = min(settings.numbers("num_clients", int))
     for name in settings.models:
         times = {}
-        for title in ("local", "federico"):
+        for title in ("local", "federico_friends"):
 
             def cell(title=title, name=name):
                 return time_round(
@@ -343,7 +343,9 @@ def methods(settings: Settings, book: Book) -> None:
         seconds = [times[title].get("seconds_per_round") for title in times]
         if all(seconds):
             book.measure(
-                "methods", f"federico / local, {name}", lambda s=seconds: {"ratio": s[1] / s[0]}
+                "methods",
+                f"federico_friends / local, {name}",
+                lambda s=seconds: {"ratio": s[1] / s[0]},
             )
 
 
@@ -352,7 +354,11 @@ def profile(settings: Settings, book: Book) -> None:
 
     def shares() -> dict:
         built = experiment(
-            "federico", WORK["cnn"], min(settings.numbers("num_clients", int)), "auto", settings
+            "federico_friends",
+            WORK["cnn"],
+            min(settings.numbers("num_clients", int)),
+            "auto",
+            settings,
         )
         clients = place(
             built.problem.plan, built.federation.client_data, built.federation.num_clients
@@ -363,7 +369,7 @@ def profile(settings: Settings, book: Book) -> None:
         said = profiling.profiler(trace)(dispatch)
         return {"shares": said.removeprefix("profile: ")}
 
-    book.measure("profile", "federico, cnn", shares)
+    book.measure("profile", "federico_friends, cnn", shares)
 
 
 def cifar10(settings: Settings, book: Book) -> None:
@@ -371,7 +377,7 @@ def cifar10(settings: Settings, book: Book) -> None:
     if settings.data_file is None:
         print("table1: skipped, it needs --data_file")
         return
-    names = ("local", "federico", "fedavg", "fedavg_plus")
+    names = ("local", "federico_friends", "fedavg", "fedavg_plus")
     for number, name in enumerate(names, 1):
 
         def runs(number=number) -> dict:

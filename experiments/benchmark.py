@@ -1,4 +1,4 @@
-"""Benchmarks local SGD of many clients and FedEM's round against PyTorch on the same work, and FedeRiCo's round.
+"""Benchmarks local SGD of many clients and FedEM's round against PyTorch on the same work, and FedeRiCoFriends' round.
 
     pip install -e '.[benchmark]' && python -m experiments.benchmark
 
@@ -359,22 +359,22 @@ def fedem_rows(settings: Settings, torch) -> list[dict]:
     ]
 
 
-def time_federico(settings: Settings) -> dict:
-    """FedeRiCo's round against a Local round with the same full-batch Adam step; MLP 784-64-10, 20 examples."""
+def time_friends(settings: Settings) -> dict:
+    """FedeRiCoFriends' round against a Local round with the same full-batch Adam step; MLP 784-64-10, 20 examples."""
     federation = data.random_pixels(1000, 20, (28, 28, 1), 10, 0)
     model = models.make("mlp", (28, 28, 1), "classification", 10, hidden=(64,))
     solver = LocalTraining(optax.adam(0.01)).bind(model)
     plan = settings.make(Execution).make_plan()
     seconds = {}
-    for name in ("local", "federico"):
+    for name in ("local", "federico_friends"):
         experiment = timing.build(method.get(name)(), federation, model, solver, plan)
         dispatch = timing.compile_rounds(experiment, trace=trace_folder(settings, name))
         seconds[name] = timing.median_seconds(dispatch, settings.repeats)
-    held = method.get("federico")().neighbors + 1
+    held = method.get("federico_friends")().neighbors + 1
     return {
         "local_ms": 1e3 * seconds["local"],
-        "federico_ms": 1e3 * seconds["federico"],
-        "ratio": seconds["federico"] / seconds["local"],
+        "friends_ms": 1e3 * seconds["federico_friends"],
+        "ratio": seconds["federico_friends"] / seconds["local"],
         "held": held,
         "target": 1.15 * held,
     }
@@ -413,20 +413,22 @@ def run(settings: Settings) -> None:
     torch = require_torch()
     out = Path(settings.out)
     rows = [row_of(settings, torch, work) for work in WORKLOADS] + fedem_rows(settings, torch)
-    federico = time_federico(settings)
+    friends = time_friends(settings)
     config = {
         "flags": dict(sorted(settings.values.items())),
         "command": build.command(),
     } | describe.environment()
-    files.write_json(out / "benchmark.json", {**config, "local_sgd": rows, "federico": federico})
+    files.write_json(
+        out / "benchmark.json", {**config, "local_sgd": rows, "federico_friends": friends}
+    )
     report.save(benchmark_figure(rows), out / "benchmark.png")
     show(rows, settings.make(Execution).make_plan().num_devices)
     if settings.roofline:
         show_rooflines(rows)
     print(
-        f"FedeRiCo's round, M=3, K=1000, MLP 784-64-10, full batches of 20: {federico['federico_ms']:.0f} ms, Local's "
-        f"{federico['local_ms']:.0f} ms: {federico['ratio']:.2f} x; target: at most 1.15 (M + 1) = "
-        f"{federico['target']:.1f} x"
+        f"FedeRiCoFriends' round, M=3, K=1000, MLP 784-64-10, full batches of 20: {friends['friends_ms']:.0f} ms, "
+        f"Local's {friends['local_ms']:.0f} ms: {friends['ratio']:.2f} x; target: at most 1.15 (M + 1) = "
+        f"{friends['target']:.1f} x"
     )
     print(f"figures: {out / 'benchmark.json'}, {out / 'benchmark.png'}")
 

@@ -3,13 +3,13 @@
     python -m experiments.pods
     python -m experiments.pods --targets=tpu:v5e:2x2 --num_clients=64,1024 --networks=mlp
     python -m experiments.pods --targets=tpu:v5e:2x2 --num_clients=64 --networks=cnn --examples=60 \
-        --methods=local,federico --exchanges=gather --dtypes=float32,bfloat16
+        --methods=local,federico_friends --exchanges=gather --dtypes=float32,bfloat16
     python -m experiments.pods --targets=cuda:h100:4 --num_clients=16 --networks=small --methods=all \
         --plans=vmap,map,chunk --client_stores=device,host --table=methods
 
-Clients train for one epoch of their part of the examples in batches of 10; FedeRiCo in lockstep with its neighbors.
-The networks `small` and `small_nnx` are one network in Linen and NNX; with LoRA for methods of adapters, and with an
-attention layer for methods that need one.
+Clients train for one epoch of their part of the examples in batches of 10; FedeRiCoFriends in lockstep with its
+neighbors. The networks `small` and `small_nnx` are one network in Linen and NNX; with LoRA for methods of adapters, and
+with an attention layer for methods that need one.
 --table=rounds has a row for each program, --table=methods a row for each method.
 Needs `pip install 'pfljax[tpu-target]'` or `gpu-target`, and Python 3.13. It writes OUT/pods.json after every program,
 and continues where it stopped; entry.json is an entry of the ledger.
@@ -186,7 +186,7 @@ HEADS += ["ms a round", "of it collectives"]
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     add = Group("Training", registry)
-    add.several("methods", ["local", "fedavg", "fedem", "federico"], "methods, or all")
+    add.several("methods", ["local", "fedavg", "fedem", "federico_friends"], "methods, or all")
     add.several("networks", ["mlp", "cnn"], "networks", list(NETWORKS))
     add.several("targets", ["tpu:v5e:2x2", "tpu:v5e:8x8", "tpu:v5e:16x16"], "devices")
     add.several(

@@ -4,8 +4,8 @@
     python -m experiments.robustness --attacks=sign_flip --shares=0,0.2 --seeds=0,1,2
 
 Ditto's paper has such figures (Li, Hu, Beirami, Smith, ICML 2021). The lines are FedAvg with every aggregator, Local,
-Ditto with the mean and the median, and FedeRiCo. A run has diverged if the loss of an honest client is no longer
-finite; it counts as guessing, 1 / C. The table shows the weight that FedeRiCo's honest clients give to attackers.
+Ditto with the mean and the median, and FedeRiCoFriends. A run has diverged if the loss of an honest client is no longer
+finite; it counts as guessing, 1 / C. The table shows the weight that FedeRiCoFriends' honest clients give to attackers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from pfljax.folder import files
 from pfljax.stages.attacks import Kind
 from pfljax.stages.robust import Aggregator
 
-METHODS = ("fedavg", "local", "ditto", "federico")
+METHODS = ("fedavg", "local", "ditto", "federico_friends")
 # The aggregators that a method runs with by default; all other methods use the mean.
 AGGREGATED = {
     "fedavg": ("mean", "median", "trimmed_mean", "krum", "geometric_median"),

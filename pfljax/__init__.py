@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pfljax.algorithms import FedBN as FedBN
     from pfljax.algorithms import FedEM as FedEM
     from pfljax.algorithms import FedeRiCo as FedeRiCo
+    from pfljax.algorithms import FedeRiCoFriends as FedeRiCoFriends
     from pfljax.algorithms import FedFomo as FedFomo
     from pfljax.algorithms import FedPer as FedPer
     from pfljax.algorithms import FedProx as FedProx
@@ -86,6 +87,7 @@ _MODULES = {
         "FedProx",
         "FedRep",
         "FedeRiCo",
+        "FedeRiCoFriends",
         "Local",
         "PFedMe",
         "PerFedAvg",

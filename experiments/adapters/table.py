@@ -36,7 +36,7 @@ METHODS = {
     "fedsa_lora": pfl.methods.FedSALoRA(),
     "feddpa": pfl.methods.FedDPA(),
     "fedem": pfl.FedEM(),
-    "federico": pfl.FedeRiCo(),
+    "federico_friends": pfl.FedeRiCoFriends(),
 }
 NEED_LORA = ("fedsa_lora", "feddpa")
 COLUMNS = ("head", "lora-2", "lora-8", "lora-32", "full", "scratch")

@@ -11,21 +11,20 @@ from __future__ import annotations
 from experiments.federico.paper import Line, weights_command
 from pfljax.cli import launch
 
-POSTERIOR = {"federico.rule": "posterior", "federico.effective_examples": 2.0}
 LINES = [
     Line(
         "accumulated",
         "federico",
-        POSTERIOR | {"federico.tracking": "accumulated", "federico.epsilon": 1.0},
+        {"federico.tracking": "accumulated", "federico.epsilon": 1.0},
     ),
-    Line("moving-average", "federico", POSTERIOR),
+    Line("moving-average", "federico", {}),
 ]
 COMMAND = weights_command(
     __doc__,
     "figure5",
     LINES,
     "accumulated losses and their moving average",
-    varied=["federico.tracking", "federico.epsilon", *POSTERIOR],
+    varied=["federico.tracking", "federico.epsilon"],
     partition_groups=2,
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,8 +24,10 @@ SIZES = {
     "paper": "as in the paper",
 }
 LITERAL = "FedeRiCo, literal"
-AS_WRITTEN = {"federico.faithful": True, "federico.effective_examples": math.inf}
+TO_THE_LETTER = {"federico.literal": True}
+FRIENDS = "federico_friends"  # ours, unpublished; the paper has no values for it
 METHODS = ("local", "fedavg", "fedavg_plus", "clustered", "fedfomo", "fedem", "federico")
+LEADERS = {"federico": "FedeRiCo", FRIENDS: "FedeRiCoFriends"}
 DISTRIBUTIONS = (2, 3, 4)
 # Table 1: accuracy in percent and its deviation, by number of distributions.
 _TABLE1 = {
@@ -125,11 +126,11 @@ def start(settings: Settings, **usual: Any) -> Study:
 
 
 def rows_of(study: Study, **flags: Any) -> list[Row]:
-    """A row for each method that sets these flags; below FedeRiCo's, one of Algorithm 1 as the paper writes it."""
+    """A row for each method that sets these flags; below FedeRiCo's, one of Algorithm 1 to the letter."""
     found = [Row(name, name, flags) for name in study.methods]
-    if "federico" in study.methods and not study.settings["federico.faithful"]:
+    if "federico" in study.methods and not study.settings["federico.literal"]:
         found.insert(
-            study.methods.index("federico") + 1, Row(LITERAL, "federico", flags | AS_WRITTEN)
+            study.methods.index("federico") + 1, Row(LITERAL, "federico", flags | TO_THE_LETTER)
         )
     return found
 

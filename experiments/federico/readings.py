@@ -4,7 +4,8 @@
     python -m experiments.federico.readings --data_file=CIFAR10.npz --size=reduced
 
 For 2, 3 and 4 label groups, it shows the accuracy, the gain over Local, the number of runs more than a point below
-Local, and the similarity of the clients' weights within and across groups.
+Local, and the similarity of the clients' weights within and across groups. "default" is Algorithm 1, "literal" its
+listing to the letter, and "friends" FedeRiCoFriends, which the last three rows vary.
 """
 
 from __future__ import annotations
@@ -24,17 +25,14 @@ from pfljax.cli.settings import Settings
 GROUPS = (2, 3, 4)
 # not the tables' splits, so that the choice does not depend on them
 SPLITS = ["5", "6", "7", "8", "9"]
-POSTERIOR = {"federico.rule": "posterior"}
-READINGS: Mapping[str, Mapping[str, Any]] = {
-    "default": {},
-    "faithful": {"federico.faithful": True},
-    "posterior": POSTERIOR,
-    "mean": POSTERIOR | {"federico.effective_examples": 1.0},
-    "2-examples": POSTERIOR | {"federico.effective_examples": 2.0},
-    "4-examples": POSTERIOR | {"federico.effective_examples": 4.0},
-    "uniform-sampling": {"federico.epsilon": 1.0},
-    "all-neighbors": {"federico.neighbors": 7},
-    "common-init": {"common_init": True},
+# by title: the method, and the flags that it sets
+READINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "default": ("federico", {}),
+    "literal": ("federico", paper.TO_THE_LETTER),
+    "friends": (paper.FRIENDS, {}),
+    "uniform-sampling": (paper.FRIENDS, {"federico_friends.epsilon": 1.0}),
+    "all-neighbors": (paper.FRIENDS, {"federico_friends.neighbors": 7}),
+    "common-init": (paper.FRIENDS, {"common_init": True}),
 }
 
 
@@ -56,11 +54,9 @@ def run(settings: Settings) -> None:
         local = paper.accuracies(
             study, Row("local", "local", varied), study.out / f"D{groups}" / "local"
         )
-        for title, hyperparameters in READINGS.items():
+        for title, (method, hyperparameters) in READINGS.items():
             out = study.out / f"D{groups}" / title
-            cell = paper.accuracies(
-                study, Row(title, "federico", {**varied, **hyperparameters}), out
-            )
+            cell = paper.accuracies(study, Row(title, method, {**varied, **hyperparameters}), out)
             gains = 100 * np.subtract(cell["accuracies"], local["accuracies"])
             found = paper.sharing(study, out)
             rows.append(

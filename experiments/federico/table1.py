@@ -5,9 +5,10 @@
     python -m experiments.federico.table1 --data_file=CIFAR100.npz --preset=cifar100 --size=paper
     python -m experiments.federico.table1 --data_file=FEATURES.npz --preset=features
 
-The last column for each number of groups shows FedeRiCo's mean lead over a method with its 95 % interval over splits,
-and the number of splits in which it leads (of seeds, if there is one split). Only FedFomo gives up 20 % of its training
-data, as in the paper. Below FedeRiCo's row, "FedeRiCo, literal" is Algorithm 1 as the paper writes it (`faithful`).
+The row "federico" is Algorithm 1, "FedeRiCo, literal" is its listing to the letter, and "federico_friends" weighs
+models by a rule of ours, for which the paper has no values. The last columns for each number of groups show the mean
+lead of FedeRiCo and of FedeRiCoFriends over a method with its 95 % interval over splits, and the number of splits in
+which they lead (of seeds, if there is one split). Only FedFomo gives up 20 % of its training data, as in the paper.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from pfljax.contract.errors import RunError
 
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
-    paper.define(registry, paper.METHODS, "runs/federico-table1", partition="label_groups")
+    methods = [*paper.METHODS, paper.FRIENDS]
+    paper.define(registry, methods, "runs/federico-table1", partition="label_groups")
 
 
 def lead(study: Study, cell: dict, best: dict) -> str:
-    """FedeRiCo's mean lead over a method, with its 95 % interval, and in how many splits (or seeds) it leads."""
+    """A row's mean lead over a method, with its 95 % interval, and in how many splits (or seeds) it leads."""
     found = study.difference(best, cell)
     units = found.wins + found.ties + found.losses
     return f"{found.text(lambda gain: f'{100 * gain:.1f}')} ({found.wins} of {units})"
@@ -67,7 +69,7 @@ def run(settings: Settings) -> None:
             except RunError as error:  # keep the other methods' results
                 failed[f"D={groups}, {name}"] = error
                 continue
-            if name == "federico":
+            if name in paper.LEADERS:
                 cells[groups][name] |= paper.sharing(study, out)._asdict()
             print(f"D={groups}: {name} done")
         standing = study.standings(cells[groups])
@@ -86,9 +88,14 @@ def run(settings: Settings) -> None:
 
 def write(study: Study, values: Values, cells: dict[int, dict[str, dict]]) -> None:
     """Writes the table for the numbers of groups that are done."""
+    leaders = [name for name in paper.LEADERS if name in study.methods]
     heads = ["method"]
     for groups in cells:
-        heads += [f"D={groups}", values.head] + ["FedeRiCo above"] * ("federico" in study.methods)
+        heads += [
+            f"D={groups}",
+            values.head,
+            *(f"{paper.LEADERS[leader]} above" for leader in leaders),
+        ]
     body = []
     rows = []
     for name, method, _ in paper.rows_of(study):
@@ -98,9 +105,9 @@ def write(study: Study, values: Values, cells: dict[int, dict[str, dict]]) -> No
             published = values.by_row.get(method, {}).get(groups)
             cell = column.get(name)
             line += [study.shown(cell) if cell else "-", percent(*published) if published else "-"]
-            if "federico" in study.methods:
-                compared = cell and name != "federico" and "federico" in column
-                line.append(lead(study, cell, column["federico"]) if compared else "")
+            for leader in leaders:
+                compared = cell and name != leader and leader in column
+                line.append(lead(study, cell, column[leader]) if compared else "")
             entry[f"D{groups}"] = (cell or {}) | {
                 "paper": published and [value / 100 for value in published]
             }
@@ -109,12 +116,14 @@ def write(study: Study, values: Values, cells: dict[int, dict[str, dict]]) -> No
     title = f"{study.data}, after {study.settings.rounds} rounds, test accuracy in %, "
     tables.write(title + over(study.trials), heads, body, rows, study.out)
     for groups, column in cells.items():
-        if "federico" in column:
-            within = column["federico"]["within"]
-            across = column["federico"]["across"]
-            print(
-                f"D={groups}: cosine of FedeRiCo's weights {within:.2f} within a group, {across:.2f} across"
-            )
+        for leader in leaders:
+            if leader in column:
+                within = column[leader]["within"]
+                across = column[leader]["across"]
+                title = paper.LEADERS[leader]
+                print(
+                    f"D={groups}: cosine of weights, {title}: {within:.2f} within a group, {across:.2f} across"
+                )
 
 
 COMMAND = launch.Command(__doc__, define, run)

@@ -47,9 +47,9 @@ METHODS = {
     "fedavg": pfl.FedAvg(),
     "fedem": pfl.FedEM(),
     "ifca": pfl.IFCA(),
-    "faithful": pfl.FedeRiCo(faithful=True),
-    "posterior of 2": pfl.FedeRiCo(rule="posterior", effective_examples=2.0),
+    "literal": pfl.FedeRiCo(literal=True),
     "federico": pfl.FedeRiCo(),
+    "federico_friends": pfl.FedeRiCoFriends(),
 }
 Data = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 

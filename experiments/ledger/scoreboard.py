@@ -59,6 +59,13 @@ def values(entry: Entry, column: Column) -> list[tuple[Value, float]]:
     return [(ours, theirs) for ours, theirs in found if ours is not None and theirs is not None]
 
 
+def form_of(entry: Entry, column: Column) -> str:
+    """What stands for the paper's own method in a column, if its row has another title; else nothing."""
+    folder = (column.paper or "").partition(".")[0]
+    titles = [row.title for row in entry.rows if row.name == folder]
+    return next((title for title in titles if title.lower() != TITLES[folder].lower()), "")
+
+
 def name_of(path: str) -> str:
     """The paper's table for a path such as "federico.TABLE1.cifar10.{row}.2"."""
     folder, constant, data, *_ = path.split(".")
@@ -66,7 +73,7 @@ def name_of(path: str) -> str:
 
 
 def table(entries: Mapping[str, Entry], pages: Mapping[str, str]) -> str:
-    """The scoreboard in Markdown; `pages` names the page of every entry."""
+    """The scoreboard in Markdown; `pages` names the page of every entry. Forms of a method are counted apart."""
     body: list[list[str]] = []
     totals: dict[str, Counter] = {}
     for name, entry in entries.items():
@@ -76,9 +83,11 @@ def table(entries: Mapping[str, Entry], pages: Mapping[str, str]) -> str:
                 continue
             found = counted(pairs)
             where = name_of(column.paper or "")
-            for whole in (where.partition(",")[0], "all"):
+            form = form_of(entry, column)
+            for whole in (form or where.partition(",")[0], "all"):
                 totals[whole] = totals.get(whole, Counter()) + found
             ours = f"[{name}]({pages.get(name, '')}#{name}), {column.head}"
+            ours += f"; {form}" if form else ""
             body.append([where, ours, str(len(pairs)), *(str(found[key]) for key in COUNTS)])
     body.sort(key=lambda line: line[0])
     for whole, found in sorted(totals.items(), key=lambda pair: (pair[0] == "all", pair[0])):

@@ -63,6 +63,7 @@ from pfljax.algorithms.pefll import PeFLL
 from pfljax.algorithms.fedtp import FedTP
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
+from pfljax.algorithms.federico_friends import FedeRiCoFriends
 
 from pfljax.algorithms.partial import FedAlt, FedSim
 from pfljax.algorithms.fedit import FedIT
@@ -134,6 +135,7 @@ __all__ = [
     "FedTP",
     "FedeRiCo",
     "FedeRiCoCentralized",
+    "FedeRiCoFriends",
     "FlexLoRA",
     "Floco",
     "HiLoRA",

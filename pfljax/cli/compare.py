@@ -1,6 +1,6 @@
 """Compares methods on the same splits, seeds and cohorts: a table (Markdown, CSV, JSON, LaTeX) and a figure.
 
-    pfljax compare --methods=local,fedavg,fedavg_plus,federico --seeds=0,1,2
+    pfljax compare --methods=local,fedavg,fedavg_plus,federico_friends --seeds=0,1,2
 
 Each pair of method and seed is a run in OUT/METHOD/seed-N. Finished runs are not repeated. Several processes may share
 OUT: each trains runs that no other is training, and all write the same table. With --splits=0,1,2, every seed is run on
@@ -34,7 +34,7 @@ from pfljax.contract.errors import RunError
 
 
 def define(registry: flags.FlagValues) -> None:
-    methods = ["local", "fedavg", "fedavg_plus", "federico"]
+    methods = ["local", "fedavg", "fedavg_plus", "federico_friends"]
     define_sweep(registry, methods, ["0", "1", "2"], "runs/compare")
     Group(RUNS, registry).declare(api.compare, "reference", "target")
     workers.define(registry)

@@ -52,7 +52,7 @@ HELP: Mapping[str, str] = {
     "takes (outputs, targets) and returns a loss per example. auto: cross_entropy for classes, mse for numbers, bce "
     "for several labels.",
     "label_smoothing": "Share of the target that is spread evenly over the classes in training. Losses by which "
-    "methods weight models are smoothed too, except FedeRiCo's with rule=friends.",
+    "methods weight models are smoothed too, except those of federico_friends.",
     "augment": "Augmentation of training images. crop_flip: random crops with a margin of 4 pixels, and mirroring.",
     "dtype": "Data type of the networks' computations, in evaluation too. With bfloat16, parameters, optimizers, sums "
     "and losses stay float32.",

@@ -106,7 +106,7 @@ class GridCell(NamedTuple):
 
 def define(registry: flags.FlagValues) -> None:
     text = "Methods to measure, or all; FILE.py:NAME for your own."
-    Group(WHAT, registry).several("methods", ["federico"], text)
+    Group(WHAT, registry).several("methods", ["federico_friends"], text)
     define_training(registry, rounds=5, scored=False)
     add = Group(DATA, registry)
     clients = ["10", "100", "1000"]

@@ -27,6 +27,7 @@ from pfljax.data.sources import FORMATS, SOURCES, detect_format, has_tests
 from pfljax.folder import files
 from pfljax.settings import own_files
 from pfljax.settings.fields import (
+    GONE,
     Conditions,
     fields_of,
     holds,
@@ -380,6 +381,8 @@ def _hint_at_hyperparameter(unknown: str, method: str, known: Sequence[str]) -> 
         way = "--method=FILE.py:NAME loads a method of your own"
         hint = f"did you mean {near[0]}?" if near else way
         return f"no method {shown(method)} is known; {hint}"
+    if unknown in GONE:
+        return GONE[unknown]
     hyperparameters = [name for name in known if name.startswith(f"{method}.")]
     near = difflib.get_close_matches(unknown, hyperparameters, n=3)
     if near:

@@ -41,7 +41,7 @@ from pfljax.training import progress
 
 def define(registry: flags.FlagValues) -> None:
     text = f"Method to train: {', '.join(METHODS)}, or FILE.py:NAME for your own."
-    Group(WHAT, registry).add("method", str, "federico", text)
+    Group(WHAT, registry).add("method", str, "federico_friends", text)
     define_training(registry)
     define_data(registry)
     define_devices(registry)

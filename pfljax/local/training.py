@@ -47,11 +47,10 @@ class LocalTraining:
             mse, huber, bce, or a function (outputs (B, ...), y (B, ...)) -> losses (B,); see `pfljax.models.losses`.
             Evaluation uses it, too.
         label_smoothing: Share of the target of the training cross entropy that is spread evenly over the classes. It
-            also applies to the losses that methods use to weight models (except to FedeRiCo's `rule=friends`), but not
-            to evaluation.
+            also applies to losses by which methods weight models (but those of FedeRiCoFriends), and not to evaluation.
         class_weights: (C,) per-class factors of the training cross entropy; "inverse": by the inverse of the classes'
             shares of all training labels, capped at the weight of an average class; None: 1. They also apply to the
-            losses that methods use to weight models (except to FedeRiCo's `rule=friends`), as in the code of FedEM's
+            losses that methods use to weight models (except to those of FedeRiCoFriends), as in the code of FedEM's
             authors, but not to evaluation.
         augment: Augmentation of mini-batch images: "crop_flip", random crops with a margin of 4 pixels and random
             mirroring, or "none". Evaluation and validation use the original images.

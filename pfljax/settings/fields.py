@@ -370,11 +370,19 @@ def with_present_names(
     return renamed
 
 
+# Hyperparameters that a method no longer has, by METHOD.NAME, and what has become of them.
+FEDERICO = "federico is now Algorithm 1 of its paper; the former default, rule=friends, is federico_friends"
+GONE = {
+    "federico.rule": FEDERICO,
+    "federico.effective_examples": f"all examples of a client count, as in the paper; {FEDERICO}",
+}
+
+
 def check_known(values: Mapping[str, Any], known: Mapping[str, Field], owner: str = "") -> None:
     """Raises `ArgumentError` for a value without a field."""
     for name, value in values.items():
         if name not in known:
-            text = f"unknown argument; {nearest(name, known)}"
+            text = GONE.get(f"{owner}.{name}", f"unknown argument; {nearest(name, known)}")
             raise ArgumentError(name, text, value, owner=owner)
 
 

@@ -314,6 +314,7 @@ FURTHER_OF = {
     "local": "own",
     "scaffold": "shared",
     "federico": "peers",
+    "federico_friends": "peers",
     "fedfomo": "peers",
     "dfedem": "push",
 }
@@ -346,6 +347,7 @@ def test_every_plan_gives_the_same_numbers(name, cohort, plan):
 # Hyperparameters that remove randomness when all clients hold all models.
 WITHOUT_CHANCE = {
     "federico": {"neighbors": K - 1},
+    "federico_friends": {"neighbors": K - 1},
     "dfedem": {"graph": "complete"},
     "fedavg_data": {"share": 1.0},
     "fedfomo": {"neighbors": K - 1},

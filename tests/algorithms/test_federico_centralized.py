@@ -1,8 +1,12 @@
-"""Centralized FedeRiCo by hand on quadratics."""
+"""Centralized FedeRiCo by hand on quadratics, and on groups with opposite labels."""
 
 import numpy as np
+import pytest
 from by_hand import by_hand
+from collaborators import shared_weights, train_on_opposites
 from quadratics import RATE, loss_of
+
+from pfljax.algorithms import FedeRiCoCentralized
 
 
 def federico_centralized(rounds):
@@ -37,3 +41,16 @@ def federico_centralized(rounds):
 
 def test_federico_centralized_by_hand():
     by_hand("federico_centralized", federico_centralized, rounds=2, epochs=1, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_models_that_start_apart_do_not_become_one_global_model():
+    def spread(state):
+        return np.ptp(np.asarray(state.models["Dense_0"]["kernel"]), axis=0).max()
+
+    # The trap: models that are equal stay equal.
+    state, accuracy, _ = train_on_opposites(FedeRiCoCentralized(), common_init=True)
+    assert spread(state) < 1e-5 and accuracy < 0.7
+    state, accuracy, weights = train_on_opposites(FedeRiCoCentralized(), common_init=None)
+    _, across = shared_weights(weights)
+    assert spread(state) > 1 and accuracy > 0.9 and across < 0.2

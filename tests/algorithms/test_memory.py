@@ -17,6 +17,7 @@ OWN_OPTIMIZERS = {
     "fedcac",
     "federico",
     "federico_centralized",
+    "federico_friends",
     "fedgh",
     "fedproto",
     "l2sgd",

@@ -44,12 +44,15 @@ def test_defaults_accepted_values_and_where_they_come_from():
     assert shown["train_examples"].endswith(" Default: 15 (digits.flags).")
     assert "digits.flags has the defaults for --dataset=digits" in text
     assert shown["batch_size"].endswith(" Here: 4.")
-    assert shown["fedem.components"].endswith(" Default: 3.") and "federico.epsilon" not in shown
+    assert (
+        shown["fedem.components"].endswith(" Default: 3.")
+        and "federico_friends.epsilon" not in shown
+    )
     assert "Choices: own, shuffled. " in shown["targets"]
     assert "Accepted: whole numbers of 1 or more. " in shown["rounds"]
     shown = entries(call(train.COMMAND, "--dataset=synthetic", "-h"))
     assert shown["num_clients"].endswith(" Default: 300 (synthetic.flags).")
-    assert shown["federico.epsilon"].endswith(" Accepted: 0 to 1. Default: 0.3.")
+    assert shown["federico_friends.epsilon"].endswith(" Accepted: 0 to 1. Default: 0.3.")
 
 
 def test_long_lists_break_at_commas_and_marks_are_in_quotes():

@@ -202,7 +202,7 @@ def test_processes_that_disagree_end_with_one_line_each(start, tmp_path):
         assert said.startswith(
             f"error: --learning_rate=0.0{1 + number}: process {number} of 2 disagrees with another"
         )
-        name = ("federico", "local")[number]
+        name = ("federico_friends", "local")[number]
         assert (
             f'also on method (here "{name}")' in said
             and f"also on rounds (here {3 + number})" in said

@@ -20,7 +20,7 @@ SMALL = [
     "--rounds=4",
     "--eval_every=2",
     "--hidden=4",
-    "--federico.neighbors=1",
+    "--federico_friends.neighbors=1",
     "--plan=map",
 ]
 
@@ -48,9 +48,12 @@ def npz(tmp_path_factory):
     [
         (["--method=federiko"], ["--method=federiko", "federico"]),
         (["--method=zzz"], ["--method=zzz", "local", "fedavg"]),
-        (["--num_clients=1700", "--federico.neighbors=1"], ["--num_clients=1700"]),
-        (["--num_clients=4", "--federico.neighbors=4"], ["--federico.neighbors=4", "0 to 3"]),
-        (["--participation=0.25", "--num_clients=8"], ["--federico.neighbors=3", "0 to 1"]),
+        (["--num_clients=1700", "--federico_friends.neighbors=1"], ["--num_clients=1700"]),
+        (
+            ["--num_clients=4", "--federico_friends.neighbors=4"],
+            ["--federico_friends.neighbors=4", "0 to 3"],
+        ),
+        (["--participation=0.25", "--num_clients=8"], ["--federico_friends.neighbors=3", "0 to 1"]),
         (["--method=local", "--federico.epsilon=0.5"], ["--federico.epsilon", "local"]),
         (
             ["--dataset=sine", "--method=local", "--augment=crop_flip"],
@@ -166,7 +169,9 @@ def test_a_data_set_that_is_not_prepared_says_how_to(tmp_path):
 def test_a_run_leaves_its_results_and_is_not_overwritten(tmp_path, monkeypatch):
     out = tmp_path / "run"
     printed = call(train.COMMAND, *SMALL, f"--out={out}", "--tracker=tensorboard")
-    assert printed.splitlines()[0] == "federico on digits, label_groups: 4 clients, 4 rounds"
+    assert (
+        printed.splitlines()[0] == "federico_friends on digits, label_groups: 4 clients, 4 rounds"
+    )
     assert printed.splitlines()[1].split() == ["defaults", "digits.flags"]
     names = {path.name for path in out.iterdir()}
     assert {
@@ -181,9 +186,9 @@ def test_a_run_leaves_its_results_and_is_not_overwritten(tmp_path, monkeypatch):
     assert len(list((out / "tensorboard").glob("events.out.tfevents.*"))) == 1
     flags = files.read_json(out / "config.json")["flags"]
     assert (
-        flags["federico.neighbors"] == 1
+        flags["federico_friends.neighbors"] == 1
         and flags["train_examples"] == 15
-        and flags["method"] == "federico"
+        and flags["method"] == "federico_friends"
     )
     before = files.read_json(out / "summary.json")
     assert before["last"]["round"] == 4
@@ -436,8 +441,8 @@ def test_several_networks_come_as_a_list_or_from_a_file(tmp_path):
 
 
 def test_the_command_itself_ends_with_one_line(process):
-    line = one_line(process("train", "--federico.epsilon=2", code=2))
-    assert "--federico.epsilon=2" in line
+    line = one_line(process("train", "--federico_friends.epsilon=2", code=2))
+    assert "--federico_friends.epsilon=2" in line
 
 
 def test_the_kind_of_a_file_is_found_on_the_command_line(tmp_path):

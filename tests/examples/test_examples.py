@@ -42,9 +42,9 @@ def test_a_comparison_for_a_paper_writes_its_figures(tmp_path, monkeypatch):
         "fedavg",
         "ditto",
         "fedem",
-        "federico",
+        "federico_friends",
     }
-    assert (tmp_path / "runs/paper/figures/clients-federico.pdf").exists()
+    assert (tmp_path / "runs/paper/figures/clients-federico_friends.pdf").exists()
     assert (tmp_path / "runs/paper/report.html").exists()
 
 
@@ -101,7 +101,7 @@ def test_networks_differ_and_learn():
 def test_adapters_send_less_than_the_network():
     table = load("adapters").main(rounds=6)
     sent = {row["method"]: row["megabytes_per_round"] for row in table.rows}
-    assert sent["local"] == 0 < sent["fedsa_lora"] < sent["fedit"] < sent["federico"]
+    assert sent["local"] == 0 < sent["fedsa_lora"] < sent["fedit"] < sent["federico_friends"]
 
 
 @pytest.mark.slow

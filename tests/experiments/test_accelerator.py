@@ -39,10 +39,13 @@ def test_all_parts_but_the_table_run(tmp_path):
     assert all(row["achieved_flops_per_second"] > 0 for row in parts["rounds"].values())
     assert "share of matmul rate" in (tmp_path / "accelerator.md").read_text()
     times = [
-        parts["methods"][f"{name}, mlp, K=5"]["seconds_per_round"] for name in ("federico", "local")
+        parts["methods"][f"{name}, mlp, K=5"]["seconds_per_round"]
+        for name in ("federico_friends", "local")
     ]
-    assert parts["methods"]["federico / local, mlp"]["ratio"] == pytest.approx(times[0] / times[1])
-    assert "compute" in parts["profile"]["federico, cnn"]["shares"]
+    assert parts["methods"]["federico_friends / local, mlp"]["ratio"] == pytest.approx(
+        times[0] / times[1]
+    )
+    assert "compute" in parts["profile"]["federico_friends, cnn"]["shares"]
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,6 @@ def test_table1_is_paired_by_split_and_seed(tmp_path):
         "--splits=3",
         "--seeds=0,1",
     ]
-    flags += ["--federico.rule=posterior"]  # friends are not looked for in two rounds
     printed = commands.call(table1.COMMAND, *flags, f"--out={tmp_path}")
     # the paper's, CIFAR-10 with two groups
     assert "40.1 ± 2.8" in printed and "56.6 ± 2.5" in printed
@@ -108,7 +107,9 @@ def test_table1_is_paired_by_split_and_seed(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", [table1, table4])
-def test_tables_have_a_row_of_the_algorithm_as_the_paper_writes_it(module, tmp_path, monkeypatch):
+def test_tables_have_rows_of_the_listing_to_the_letter_and_of_friends(
+    module, tmp_path, monkeypatch
+):
     asked = []
     cell = of_accuracies([0.5]) | {
         "std_over_clients": 0.1,
@@ -118,22 +119,26 @@ def test_tables_have_a_row_of_the_algorithm_as_the_paper_writes_it(module, tmp_p
     }
 
     def accuracies(study, row, out):
-        asked.append((row.title, study.settings_of(row), out))
+        asked.append((row, study.settings_of(row), out))
         return dict(cell)
 
     monkeypatch.setattr(paper, "accuracies", accuracies)
     monkeypatch.setattr(paper, "sharing", lambda study, out: collaboration.Sharing(1.0, 0.0))
     flags = ["--splits=0", "--seeds=0", "--partition_groups=3", f"--out={tmp_path}"]
     commands.call(module.COMMAND, *flags)
-    assert [title for title, _, _ in asked] == [*paper.METHODS, paper.LITERAL]
-    assert [row["method"] for row in rows_of(tmp_path)] == [*paper.METHODS, paper.LITERAL]
-    (_, ours, _), (_, literal, out) = asked[-2:]
-    assert not ours["federico.faithful"] and literal["federico.faithful"]
-    assert literal["federico.effective_examples"] == np.inf and out.name == "FedeRiCo-literal"
-    assert literal.partition_groups == 3
+    titles = [*paper.METHODS, paper.LITERAL, paper.FRIENDS]
+    assert [row.title for row, _, _ in asked] == titles
+    assert [row["method"] for row in rows_of(tmp_path)] == titles
+    (_, algorithm1, _), (_, literal, out), _ = asked[-3:]
+    assert not algorithm1["federico.literal"] and literal["federico.literal"]
+    assert out.name == "FedeRiCo-literal" and literal.partition_groups == 3
+    assert [row.method for row, _, _ in asked[-3:]] == ["federico", "federico", paper.FRIENDS]
+    published = [row.get("D3", row)["paper"] for row in rows_of(tmp_path)[-3:]]
+    assert published[0] == published[1] is not None and published[2] is None  # ours is not theirs
     asked.clear()
-    commands.call(module.COMMAND, *flags, "--federico.faithful")
-    assert [title for title, _, _ in asked] == list(paper.METHODS)  # the row would be the same one
+    commands.call(module.COMMAND, *flags, "--federico.literal")
+    # the row would be the same one
+    assert [row.title for row, _, _ in asked] == [*paper.METHODS, paper.FRIENDS]
 
 
 @pytest.mark.slow
@@ -159,7 +164,7 @@ def test_the_other_commands_leave_a_table_and_figures(module, tmp_path):
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(("default", "2-examples"), marks=pytest.mark.long),
+        pytest.param(("default", "friends"), marks=pytest.mark.long),
         pytest.param(tuple(readings.READINGS), marks=pytest.mark.long),
     ],
 )
@@ -183,21 +188,20 @@ def test_readings_are_compared_on_splits_of_their_own(names, tmp_path, monkeypat
 
 
 @pytest.mark.long
-def test_figure1_compares_the_letter_with_ours_and_resumes(tmp_path):
+def test_figure1_compares_the_letter_the_algorithm_and_friends_and_resumes(tmp_path):
     flags = ["--rounds=3", "--eval_every=3", "--devices=1", f"--out={tmp_path}"]
     commands.call(figure1.COMMAND, *flags)
     rows = rows_of(tmp_path)
-    assert [row["run"] for row in rows] == ["paper", "federico"] and rows[0]["loss"] != rows[1][
-        "loss"
-    ]
-    assert (tmp_path / "paper" / "figures" / "curve.png").exists()
-    found = files.read_npz(tmp_path / "paper" / "curve.npz")
+    assert [row["run"] for row in rows] == ["literal", "federico", "federico_friends"]
+    assert len({row["loss"] for row in rows}) == 3
+    assert (tmp_path / "literal" / "figures" / "curve.png").exists()
+    found = files.read_npz(tmp_path / "literal" / "curve.npz")
     np.testing.assert_allclose(found["truth"], np.sin(found["grid"]), atol=1e-6)
     num_clients = len(found["prediction"])
     assert found["prediction"].shape[1:] == found["reference"].shape == (400,)
     # Each client is drawn on its own share of the angles.
     np.testing.assert_array_equal(np.isfinite(found["prediction"]).sum(axis=1), 400 // num_clients)
-    config = files.read_json(tmp_path / "paper" / "fedavg-0.01" / "config.json")["flags"]
+    config = files.read_json(tmp_path / "literal" / "fedavg-0.01" / "config.json")["flags"]
     assert config["method"] == "fedavg" and config["learning_rate"] == pytest.approx(0.01)
     commands.call(figure1.COMMAND, *flags)
     assert rows_of(tmp_path) == rows

@@ -204,6 +204,18 @@ def test_the_scoreboard_counts_every_column_that_has_the_papers_values():
     )
 
 
+def test_the_scoreboard_counts_forms_of_the_papers_method_apart():
+    raw = of_runs()
+    raw["rows"][1]["title"] = "FedeRiCoFriends"
+    made = scoreboard.table(
+        {"one": entries.made(of_runs()), "two": entries.made(raw)}, {"one": "page.md"}
+    )
+    *_, one, two, paper, friends, whole = made.splitlines()
+    assert ", D=2 | 2" in one and ", D=2; FedeRiCoFriends | 2" in two
+    assert paper.startswith("| **FedeRiCo** |") and friends.startswith("| **FedeRiCoFriends** |")
+    assert paper.endswith("| 1 (100 %) |") and whole.endswith("| 2 (100 %) |")
+
+
 def git(folder, *words):
     own = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
     told = subprocess.run(
@@ -279,13 +291,13 @@ def test_add_makes_an_entry_of_finished_runs(root, tmp_path, capsys):
     out = tmp_path / "out"
     for seed, accuracy in enumerate([0.5, 0.7]):
         finished(out / "D2" / "local" / f"split-3-seed-{seed}", "local", seed, accuracy)
-        finished(out / "D2" / "faithful" / f"split-3-seed-{seed}", "federico", seed, accuracy + 0.1)
+        finished(out / "D2" / "literal" / f"split-3-seed-{seed}", "federico", seed, accuracy + 0.1)
     words = [
         "add",
         "new",
         str(out),
         "--figures=accuracy,megabytes",
-        "--lead=faithful",
+        "--lead=literal",
         "--machine=2 CPU cores",
     ]
     assert main([*words, "--paper=federico.TABLE1.cifar10.{row}.{column}"], root) == 0
@@ -294,7 +306,7 @@ def test_add_makes_an_entry_of_finished_runs(root, tmp_path, capsys):
     assert entry.command == "python -m experiments.federico.table1 --data_file=CIFAR10.npz"
     assert (entry.commit, set(entry.methods)) == ("0123456789", {"local", "federico"})
     assert {(run["row"], run["split"], run["seed"]) for run in entry.runs} == {
-        (row, 3, seed) for row in ("local", "faithful") for seed in (0, 1)
+        (row, 3, seed) for row in ("local", "literal") for seed in (0, 1)
     }
     accuracy, megabytes = entry.columns
     local = next(row for row in entry.rows if row.name == "local")

@@ -24,13 +24,13 @@ SMALL = [
 def test_honest_clients_are_scored_by_attack_and_share(tmp_path):
     flags = [
         *SMALL,
-        "--methods=fedavg,federico",
+        "--methods=fedavg,federico_friends",
         "--aggregators=mean,median",
         "--attacks=sign_flip",
     ]
     printed = commands.call(robustness.COMMAND, *flags, "--shares=0,0.2", f"--out={tmp_path}")
     rows = json.loads((tmp_path / "table.json").read_text())
-    titles = ["fedavg", "fedavg, median", "federico"]
+    titles = ["fedavg", "fedavg, median", "federico_friends"]
     assert [(row["method"], row["value"]) for row in rows] == [
         (t, share) for t in titles for share in (0, 0.2)
     ]
@@ -46,7 +46,7 @@ def test_honest_clients_are_scored_by_attack_and_share(tmp_path):
         "accuracy"
     ]
     assert rows[-1]["weight_of_attackers"] is not None and rows[-2]["weight_of_attackers"] is None
-    assert "federico" in printed and (tmp_path / "robustness.png").stat().st_size > 5000
+    assert "federico_friends" in printed and (tmp_path / "robustness.png").stat().st_size > 5000
 
 
 def test_the_weight_of_attackers_is_that_of_honest_clients(tmp_path):

@@ -176,7 +176,7 @@ def test_an_e_step_is_in_a_rounds_program_once():
     loops = []
     for batch in (0, 20):
         run = experiment(
-            pfl.FedeRiCo(neighbors=1),
+            pfl.FedeRiCoFriends(neighbors=1),
             batch=batch,
             model=pfl.models.MLP(hidden=()),
             sizes=[60] * 2,

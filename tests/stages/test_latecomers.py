@@ -66,7 +66,7 @@ def probabilities(models, x):
 @pytest.mark.parametrize("store", STORES)
 def test_they_mix_trained_models_by_the_posterior_of_their_examples(store):
     """w = softmax(-sum of losses) over the models of clients that were in cohorts, in NumPy."""
-    experiment = experiment_of(hyperparameters={"rule": "posterior"}, client_store=store)
+    experiment = experiment_of(client_store=store)
     outcome, state, counts, late = played(experiment)
     np.testing.assert_array_equal(client_notes(state, "latecomers"), counts)
     known = server_note(state, "latecomers")

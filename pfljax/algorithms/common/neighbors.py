@@ -7,8 +7,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Cohort, Key, Mixture
 from pfljax.exchange.rounds import draw_distinct
+from pfljax.local import lasting
+from pfljax.local.problem import Problem
 
 
 class Candidates(NamedTuple):
@@ -25,6 +28,32 @@ class Candidates(NamedTuple):
     ids: Array
     last: Array
     tracked: Array
+
+
+def check(problem: Problem, num: int, num_candidates: int, update: str) -> None:
+    """Raises `ArgumentError` for hyperparameters of FedeRiCo that do not fit the problem or each other.
+
+    Args:
+        problem: The problem of the method.
+        num: M, `neighbors`.
+        num_candidates: C, `candidates`; 0: all clients.
+        update: "gradient" or "delta".
+    """
+    if update == "delta":
+        marks = lasting.marks(problem.solver.optimizer, problem.model.network.shapes)
+        if any(marks):
+            text = (
+                "keeps no optimizer over rounds, so an optimizer's own schedule would start anew "
+                "in each; accepted: gradient, or LocalTraining's schedule of rounds"
+            )
+            raise ArgumentError("update", text, update)
+    if not num < problem.cohort_size:
+        most = problem.cohort_size - 1
+        text = f"accepted: 0 to {most}, fewer than the {problem.cohort_size} clients of a round"
+        raise ArgumentError("neighbors", text, num)
+    if num_candidates and not num < num_candidates:
+        text = f"accepted: 0 (all clients), or more than the {num} neighbors"
+        raise ArgumentError("candidates", text, num_candidates)
 
 
 def candidates(key: Key, client: Array, num: int, num_clients: int, tracked: float) -> Candidates:
