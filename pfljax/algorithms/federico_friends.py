@@ -1,30 +1,52 @@
-"""FedeRiCo with friends: each client mixes its own model with the models that explain its examples.
+"""FedeRiCo with friends: a client shares classes with the models that know them better than it does by itself.
 
-Ours, unpublished. The rounds, the choice of neighbors and the moving average of losses are those of FedeRiCo (see
-`federico`). Another rule weighs models, in place of the softmax of line 15 of its Algorithm 1:
+Ours, unpublished. The rounds, the choice of neighbors and the moving average are those of FedeRiCo (see `federico`).
+Three things take the place of lines 10-17 of its Algorithm 1:
 
-    B <- {i} and M neighbors, epsilon-greedy                                                  (as in l. 7)
-    l_ib <- the summed loss of b in B at the best temperature, or the bar if b explains too little
-    L_ij <- (1 - beta) L_ij + beta l_ij                                                       (as in l. 14)
-    j is a friend if n_i bar_i - L_ij > 2 log N;  w_ii = 1, and w_ij = 1 / (1 + number of friends)
-    sends w_ib * grad_phi_b sum_s l(phi_b; x_s, y_s) to each b                                (as in l. 16-17)
-    phi_i <- optimizer step with the sum of gradients, divided by n_i                         (as in l. 19-22)
+1. Held-out evidence, class by class. Client i splits its examples into two halves and keeps two references: models that
+   train on one half each, and on nothing else. With L_jc the summed loss of model j on i's examples of class c, and B_c
+   that of the references, each on the half that it was not trained on (or of guessing labels by their frequencies, if
+   that is less):
 
-A client predicts with the mean of its own model's and its friends' predictions.
+       E_jc <- (1 - beta) E_jc + beta (B_c - L_jc)                                          (as in l. 14)
 
-Why: line 15 weighs by training losses, which are near zero for every model that a client trains, its own or not, so
-they cannot tell whom to train. A stranger's model has never trained on the client's examples: all n_i of them are held
-out for it. The bar is the mean loss of a model that knows nothing of the client.
+2. The posterior that j's model and client i share class c. A pair shares nothing, everything, or each class with a
+   probability that is uniform on [0, 1]; the evidence is a likelihood ratio:
 
-In regression, where the scale of losses is unknown, friends are weighed by their losses; see `log_weights`.
-FedeRiCo's departures in the handling of cohorts, mini-batches and `delta` rounds hold here, too.
+       z_jc = p(c is shared | E_j1, ..., E_jC)                                              (in place of l. 15)
+       w_jc = z_jc / (1 + sum of z_kc over the neighbors k of the round);  w_ic = 1
+
+3. Examples that contradict a neighbor's model do not pull it. Client i sends to j the gradient of
+
+       sum_s w_{j, y_s} (1 - p(y_s | x_s; phi_j))                                           (in place of l. 16-17)
+
+   which is that of the loss -log p times p; its own model keeps the loss.
+
+It predicts p(c | x) in proportion to p(c | x; phi_i) + sum_j z_jc p(c | x; phi_j).
+
+Why: a model may be a friend for some classes only, and no training loss can tell so, because it is near zero for every
+model that a client trains. References have never seen the half that they are scored on, and a neighbor's model has not
+trained on the client's examples before it was found to share them.
+
+Details:
+- Models are overconfident on examples that did not train them. Their outputs are divided by the temperature, of five,
+  at which the client's examples are most likely; for the references, at which their loss is least.
+- Regression, sequences and multi-label examples are one class. In regression, where the scale of losses is unknown,
+  the evidence is n_i / 2 log(B / L_j), labels are guessed by the mean of the others, and the loss l of an example becomes
+  s (1 - exp(-l / s)), where s is twice the mean held-out loss B / n_i.
+- With `update="delta"`, the weighted loss is that of local training, and the change is weighted by the largest of the
+  w_jc, to which the others are relative. Batch statistics are means by the clients' mean weights.
+- A newcomer has no references and no model of its own: it guesses labels by their frequencies, and the mixture of all
+  models by their likelihoods takes the place of its model.
+- FedeRiCo's departures in the handling of cohorts and mini-batches hold here, too.
+
+docs/results/federico.md compares the rule with others. A client stores three models in place of one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
@@ -47,50 +69,56 @@ from pfljax.contract.types import (
     MethodReport,
     Metrics,
     Mixture,
+    Mode,
     Params,
     Prediction,
+    PyTree,
     Split,
     Start,
     State,
     Topology,
     Upload,
 )
-from pfljax.local.batches import masked, sum_over_examples
+from pfljax.exchange.views import Chosen, map_examples
+from pfljax.local.batches import Batch, masked, sum_over_examples
 from pfljax.local.privacy import BY_LOSS
-from pfljax.local.problem import Problem
+from pfljax.local.problem import Personal, Problem
+from pfljax.local.solver import TrainState
 from pfljax.settings.method import hyperparameter, method
 
-TEMPERATURES = (1.0, 2.0, 4.0, 8.0, 16.0)  # of the outputs of models that a client evaluates
-SHARE = 1 / 5  # of the bar; a model explains the client's examples if its loss is this much lower
-
-Evaluate = Callable[[Params, Split], Array]  # a model's loss on a client's examples, summed
+TEMPERATURES = (1.0, 2.0, 4.0, 8.0, 16.0)  # of outputs on examples that did not train a model
+GRID = 32  # points at which the probability that a class is shared is integrated over [0, 1]
+MOST_NATS = 1e6  # evidence is finite, so that a diverged model that recovers is forgiven
+LEAST_SCALE = 1e-20  # of bounded losses, whose gradients are then finite
+HALVES = 0x4A1F  # folded into a client's number: which examples are in which half
 
 
 class Row(NamedTuple):
     """What a client keeps.
 
     Attributes:
-        table: The tracked losses L_i of its candidates.
-        weights: (M + 1,) weights w_i of the gradients for the models received in the last round.
-        rounds: () int32, number of its rounds so far.
-        bar: () mean loss of a model that knows nothing of the client's examples; inf before the
-            first round.
+        table: Its candidates. What is tracked is one minus the mean over classes of z_j.
+        evidence: (C, S) E_j of its candidates for each of S classes.
+        weights: (M + 1, S) weights w_j of the gradients for the models received in the last round.
+        scale: () s of regression: twice its mean held-out loss; 1 for other tasks.
+        references: Two models that are trained on one half of its examples each, leaves (2, ...).
     """
 
     table: neighbors.Candidates
+    evidence: Array
     weights: Array
-    rounds: Array
-    bar: Array
+    scale: Array
+    references: Personal
 
 
 @method(
     name="federico_friends",
-    keeps="its model, tracked losses of others' models",
+    keeps="its model, two references, evidence of others' models",
     travels="M neighbors' models down, M gradients up",
 )
 @dataclasses.dataclass(frozen=True)
 class FedeRiCoFriends:
-    """FedeRiCo with friends (ours, unpublished): clients mix their own model with those that explain their examples.
+    """FedeRiCo with friends (ours, unpublished): clients share classes with models that know them better.
 
     Examples:
         >>> import pfljax as pfl
@@ -114,17 +142,17 @@ class FedeRiCoFriends:
         above=0,
         at_most=1,
         grid=(0.2, 0.4, 0.6, 0.8, 1.0),
-        help="weight of the newest loss in ema",
+        help="weight of the newest evidence in its moving average",
     )
     update: Literal["gradient", "delta"] = hyperparameter(
         "gradient",
         help="what clients send back: a gradient per step, or the change after local epochs (delta)",
     )
     candidates: int = hyperparameter(
-        32, at_least=0, help="C, number of models whose losses a client tracks; 0: all K"
+        32, at_least=0, help="C, number of models whose evidence a client tracks; 0: all K"
     )
     collaborators: int = hyperparameter(
-        16, at_least=1, help="number of highest-weighted models that a client predicts with"
+        16, at_least=1, help="number of models that share most, with which a client predicts"
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -133,8 +161,10 @@ class FedeRiCoFriends:
         num_clients = problem.num_clients
         num_candidates = min(self.candidates or num_clients, num_clients)
         num_mixed = min(self.collaborators, num_candidates)
+        num_received = self.neighbors + 1
         sends_gradients = self.update == "gradient"
-        friends = Friends(problem, num_candidates)
+        evidence = Evidence(problem, num_candidates)
+        num_classes = evidence.num_classes
 
         # ---- The client.
 
@@ -143,11 +173,15 @@ class FedeRiCoFriends:
 
             table_key = jax.random.fold_in(jax.random.fold_in(key, num_clients), client)
             table = neighbors.candidates(table_key, client, num_candidates, num_clients, jnp.inf)
+
+            # The references begin as the client's own model.
+            references = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), personal)
             row = Row(
                 table=table,
-                weights=jnp.zeros((self.neighbors + 1,)),
-                rounds=jnp.zeros((), jnp.int32),
-                bar=jnp.array(jnp.inf),
+                evidence=jnp.zeros((num_candidates, num_classes)),
+                weights=jnp.zeros((num_received, num_classes)),
+                scale=jnp.ones(()),
+                references=references,
             )
             opt_state = personal.opt_state if sends_gradients else ()
             return First(row, personal.params, opt_state)
@@ -160,63 +194,148 @@ class FedeRiCoFriends:
             )
             return jnp.concatenate([self_index[None], others])
 
-        def e_step(context: ClientContext, row: Row, losses: Array, split: Split) -> Row:
-            """A client's next row, from the losses (J,) of the received models, summed over its examples."""
-            # In its first round: the loss of its untrained model, or that of guessing its labels.
-            untrained = losses[0] / jnp.maximum(split.size, 1)
-            first_bar = jnp.minimum(untrained, classes.label_code(problem, split))
-            bar = jnp.where(row.rounds == 0, first_bar, row.bar)
+        def e_step(context: ClientContext, models: Params, row: Row, split: Split) -> Row:
+            """A client's next row, but for the references, from the models (J, ...) that it received."""
+            # B_c: the references, or guessing.
+            held_out = evidence.held_out_losses(
+                row.references.params, halves(context.client, split)
+            )
+            bar = jnp.minimum(held_out, evidence.guessing_losses(split))
+            scale = row.scale
+            if evidence.is_regression:
+                scale = 2 * bar.sum() / jnp.maximum(split.size, 1)
+                scale = jnp.maximum(scale, LEAST_SCALE)
 
-            # L_ij <- (1 - beta) L_ij + beta l_ij; other losses stay.
-            table, slots = neighbors.remember(row.table, context.index, losses)
-            table = neighbors.track(table, slots, row.rounds, self.beta)
+            # E_jc <- (1 - beta) E_jc + beta (B_c - L_jc); other models keep theirs.
+            newest = evidence.of_models(models, split, bar)
+            table, slots = neighbors.remember(
+                row.table, context.index, jnp.zeros(len(context.index))
+            )
+            is_new = jnp.isinf(table.tracked[slots])[:, None]
+            average = (1 - self.beta) * row.evidence[slots] + self.beta * newest
+            updated = jnp.where(is_new, newest, average)
+            all_evidence = row.evidence.at[slots].set(updated)
 
-            # Equal weights for friends, and 1 for the client's own model.
-            weights = jax.nn.softmax(friends.scores(table, bar, split.size))[slots]
-            is_own = jnp.arange(len(slots)) == 0
-            return Row(table, jnp.where(is_own, 1.0, weights), row.rounds + 1, bar)
+            # z_jc; its own model comes first.
+            shares = shared_classes(updated, num_candidates)
+            tracked = table.tracked.at[slots].set(1 - shares.mean(axis=1)).at[0].set(-1.0)
+            table = table._replace(tracked=tracked)
+
+            # w_jc = z_jc / (1 + sum_k z_kc), and 1 for its own model.
+            is_own = jnp.arange(num_received)[:, None] == 0
+            shares = jnp.where(is_own, 1.0, shares)
+            weights = jnp.where(is_own, 1.0, shares / shares.sum(axis=0))
+            return Row(table, all_evidence, weights, scale, row.references)
+
+        def train_references(
+            context: ClientContext, references: Personal, split: Split
+        ) -> Personal:
+            """A round of local training of each reference, on its half, with as many steps as other models take."""
+            first_half, second_half = halves(context.client, split)
+            num_steps = solver.num_steps(split.size, problem.n_max)
+            is_first = jnp.array([True, False])
+
+            def train(reference: Personal, is_first: Array, number: Array) -> Personal:
+                half = chosen_half(is_first, first_half, second_half)
+                params, statistics = solver.without_statistics(reference.params)
+                state, _ = solver.fit(
+                    context.key,
+                    TrainState(params, statistics, reference.opt_state),
+                    half,
+                    lambda params, batch: solver.mean_loss(params, batch.for_model(number)),
+                    round_number=context.round,
+                    num_steps=jnp.where(half.size > 0, num_steps, 0),
+                )
+                return Personal(state.whole, state.opt_state)
+
+            numbers = num_received + jnp.arange(2)
+            return problem.plan.over_models(train, references, is_first, numbers)
 
         def client_update(
             context: ClientContext, models: Params, row: Row, data: ClientData
         ) -> ClientOutput:
             split = data.train
-            evaluate = friends.evaluation(row.bar)
+            if not context.later:
+                row = e_step(context, models, row, split)
+                references = train_references(context, row.references, split)
+                row = row._replace(references=references)
 
-            def next_row(losses: Array) -> Row:
-                return e_step(context, row, losses, split)
+            # Relative to the largest one of each model.
+            peaks = row.weights.max(axis=1)
+            relative = row.weights / jnp.maximum(peaks, jnp.finfo(jnp.float32).tiny)[:, None]
+            orders = solver.draw_orders(context.key, split.size, problem.n_max)
 
-            if sends_gradients:
-                # w_ib grad_phi_b sum_s l(phi_b; x_s, y_s)
-                weighed = gradients.after_e_step(
-                    problem,
-                    context,
-                    models,
-                    split,
-                    row,
-                    e_step=next_row,
-                    weights=lambda row: row.weights,
-                    evaluate=evaluate,
+            def objective(
+                params: Params, batch: Batch, number: Array, class_weights: Array, scale: Array
+            ) -> Array:
+                """The mean loss of its own model; of others', weighted by class, and bounded by the scale."""
+
+                def loss(params: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                    losses = solver.loss(params, x, y, mode)
+                    bounded = scale * -jnp.expm1(-losses / scale)
+                    return jnp.where(number == 0, losses, bounded)
+
+                example_weights = evidence.by_example(class_weights, split)
+                return solver.with_loss(loss).mean_loss(
+                    params, batch.for_model(number), example_weights
                 )
-                row = weighed.row
-                losses = weighed.losses
-                update = weighed.gradients
-            else:
-                # w_ib n_i times the change of phi_b in local training.
-                row = next_row(gradients.total_losses(problem, models, split, evaluate))
-                losses, changes = gradients.local_changes(
-                    problem, context, models, row.weights, split
-                )
-                update = tree.scale(changes, row.weights * split.size)
 
-            sums = gradients.weights_of_statistics(problem, models, row.weights, split)
+            def gradient(
+                model: Params, number: Array, class_weights: Array, peak: Array
+            ) -> tuple[Array, Params]:
+                """Loss and weighted gradient of a model on this exchange's mini-batch."""
 
-            # The mean of the models' losses, by their weights.
-            total_weight = jnp.maximum(row.weights.sum(), jnp.finfo(jnp.float32).tiny)
-            loss = jnp.vdot(row.weights, losses) / total_weight
+                def compute(model: Params, class_weights: Array) -> tuple[Array, Params]:
+                    batch = solver.take_batch(context.key, orders, split, context.step)
+
+                    def mean_loss(model: Params) -> Array:
+                        return objective(model, batch, number, class_weights, row.scale)
+
+                    return jax.value_and_grad(mean_loss)(model)
+
+                loss, gradient = gradients.if_weighed(peak, compute, model, class_weights)
+                return loss, jax.tree.map(lambda leaf: peak * split.size * leaf, gradient)
+
+            def change(
+                model: Params, number: Array, class_weights: Array, peak: Array
+            ) -> tuple[Array, Params]:
+                """Loss and weighted change of a model in local training."""
+
+                def train(model: Params, class_weights: Array) -> tuple[Array, Params]:
+                    trained, loss = solver.fit(
+                        context.key,
+                        solver.begin(model),
+                        split,
+                        lambda params, batch: objective(
+                            params, batch, number, class_weights, row.scale
+                        ),
+                        round_number=context.round,
+                    )
+                    return loss, tree.subtract(trained.whole, model)
+
+                loss, change = gradients.if_weighed(peak, train, model, class_weights)
+                return loss, jax.tree.map(lambda leaf: peak * split.size * leaf, change)
+
+            losses, update = problem.plan.over_models(
+                gradient if sends_gradients else change,
+                models,
+                jnp.arange(num_received),
+                relative,
+                peaks,
+            )
+
+            # The weights by which statistics are averaged: the means over its examples.
+            example_weights = evidence.by_example(row.weights, split)
+            is_real = jnp.arange(problem.n_max) < split.size
+            total_weights = jnp.where(is_real, example_weights, 0).sum(axis=-1)
+            mean_weights = total_weights / jnp.maximum(split.size, 1)
             return ClientOutput(
                 row=row,
-                upload=Upload(update, sums=sums),
-                report=ClientReport(loss, entries={"size": split.size}),
+                upload=Upload(
+                    update,
+                    sums=gradients.weights_of_statistics(problem, models, mean_weights, split),
+                ),
+                report=ClientReport(losses[0], entries={"size": split.size}),
                 sent=gradients.takes_step(problem, context, split),
             )
 
@@ -236,12 +355,27 @@ class FedeRiCoFriends:
 
         # ---- What a client predicts with.
 
+        def candidates_shares(row: Row) -> Array:
+            """(C, S) z_jc of its candidates; 1 for its own model, 0 for models that it has not evaluated."""
+            shares = shared_classes(row.evidence, num_candidates)
+            is_known = jnp.isfinite(row.table.tracked)[:, None]
+            is_own = jnp.arange(num_candidates)[:, None] == 0
+            return jnp.where(is_own, 1.0, jnp.where(is_known, shares, 0.0))
+
         def select_models(context: ClientContext, row: Row, size: Array) -> Mixture:
-            scores = friends.scores(row.table, row.bar, size)
+            scores = jnp.log(candidates_shares(row).mean(axis=1))
             return neighbors.heaviest(row.table, num_mixed, scores)
 
+        def predict(
+            context: ClientContext, models: Params, row: Row, data: ClientData
+        ) -> Prediction:
+            """p(c | x) in proportion to p(c | x; phi_i) + sum_j z_jc p(c | x; phi_j)."""
+            is_slot = row.table.ids[None, :] == context.index[:, None]
+            shares = candidates_shares(row)[is_slot.argmax(axis=1)]
+            return Prediction(weights=evidence.normalized(shares))
+
         def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
-            return friends.adapt(models, data, self.collaborators)
+            return evidence.newcomer(models, data.train, self.collaborators)
 
         return Algorithm(
             topology=Topology.PEERS,
@@ -250,24 +384,62 @@ class FedeRiCoFriends:
             client_update=client_update,
             server_update=server_update,
             select_models=select_models,
+            predict=predict,
             adapt=adapt,
             exchanges=solver.max_steps(problem.n_max) if sends_gradients else 1,
-            ledger=Ledger(gradients=self.neighbors + 1, unaccounted=BY_LOSS),
+            # An example is in one half, so that one reference trains on it.
+            ledger=Ledger(gradients=num_received + 1, unaccounted=BY_LOSS),
             report=MethodReport(scored="each client's mixture of its own model and its friends'"),
         )
 
 
-class Friends(NamedTuple):
-    """Who is a friend.
+# ---- Halves of a client's examples.
 
-    A friend's model explains a client's examples better than no model does: it classifies most of them correctly, or
-    its loss is far below the bar, the lower one of an untrained model's loss and of the code length of the client's
-    labels. Since models are overconfident on examples that did not train them, their outputs are also divided by a few
-    temperatures; the least loss counts, without label smoothing and class weights. See docs/results/federico.md.
+
+def halves(client: Array, split: Split) -> tuple[Split, Split]:
+    """Two halves of a client's examples, the same in every round; each class, or range of values, is in both."""
+    n_max = split.y.shape[0]
+    key = jax.random.fold_in(jax.random.key(HALVES), client)
+    lots = jax.random.uniform(key, (n_max,))
+    is_padding = jnp.arange(n_max) >= split.size
+    y = split.y[...]
+    label = y if y.ndim == 1 else jnp.zeros(n_max)
+
+    # By label, in random order; then every second one.
+    order = jnp.lexsort((lots, label, is_padding))
+    evens = order[0::2]
+    odds = order[1::2]
+
+    def half(first: Array, second: Array, size: Array) -> Split:
+        chosen_order = jnp.concatenate([first, second])
+        x, y = map_examples(lambda leaf: Chosen(leaf, chosen_order), split[:2])
+        return Split(x, y, size)
+
+    num_odd = split.size // 2
+    return half(evens, odds, split.size - num_odd), half(odds, evens, num_odd)
+
+
+def chosen_half(is_first: Array, first: Split, second: Split) -> Split:
+    """One of two halves."""
+
+    def choose(a: Chosen, b: Chosen) -> Chosen:
+        return Chosen(a.base, jnp.where(is_first, a.order, b.order))
+
+    x, y = map_examples(choose, first[:2], second[:2])
+    return Split(x, y, jnp.where(is_first, first.size, second.size))
+
+
+# ---- Evidence.
+
+
+class Evidence(NamedTuple):
+    """What a client's examples say about models.
+
+    Losses are without label smoothing and class weights.
 
     Attributes:
         problem: The problem of the method.
-        num_candidates: C, number of models whose losses a client tracks.
+        num_candidates: C, number of models whose evidence a client tracks.
     """
 
     problem: Problem
@@ -278,86 +450,161 @@ class Friends(NamedTuple):
         """Whether the scale of losses is unknown."""
         return self.problem.model.task == "regression"
 
-    def scores(self, table: neighbors.Candidates, bar: Array, size: Array) -> Array:
-        """(C,) logarithms of the candidates' weights, up to a constant."""
-        own_score = -table.tracked[:1] if self.is_regression else jnp.zeros((1,))
-        others = log_weights(self.problem, table.tracked[1:], bar, size)
-        return jnp.concatenate([own_score, others])
-
-    def evaluation(self, bar: Array) -> Evaluate | None:
-        """What evaluates a model: its evidence against the bar; in regression, None: the training loss."""
-        if self.is_regression:
-            return None
-
-        def evaluate(model: Params, split: Split) -> Array:
-            return self.evidence(bar, model, split)
-
-        return evaluate
-
-    def evidence(self, bar: Array, params: Params, split: Split) -> Array:
-        """A model's loss at the temperature of least loss, summed; the bar's, if it is less but explains too little.
-
-        A model explains enough if its loss is `SHARE` of the bar below the bar, or if it classifies most of the n
-        examples correctly: more than n/2 + sqrt(n log(N) / 2), which one that is right on half of all examples reaches
-        with a probability of at most 1/N (Hoeffding's inequality).
-        """
+    @property
+    def num_classes(self) -> int:
+        """S: the number of classes that are shared or not; 1 unless each example has one of several classes."""
         model = self.problem.model
-        size = split.size
+        has_classes = model.task == "classification" and len(model.output_shape) == 2
+        return model.output_shape[-1] if has_classes else 1
 
-        def block_losses(x: Array, y: Array, mask: Array) -> tuple[Array, Array]:
+    def membership(self, y: Array) -> Array:
+        """(B, S) in {0, 1}: which class each example is of."""
+        if self.num_classes == 1:
+            return jnp.ones((len(y), 1))
+        return jax.nn.one_hot(y, self.num_classes)
+
+    def by_example(self, class_weights: Array, split: Split) -> Array:
+        """(..., n_max) weights of a client's examples, from those of their classes (..., S)."""
+        if self.num_classes == 1:
+            return jnp.broadcast_to(class_weights, (*class_weights.shape[:-1], split.y.shape[0]))
+        return class_weights[..., jnp.clip(split.y[...], 0, self.num_classes - 1)]
+
+    def losses(self, params: Params, split: Split) -> Array:
+        """(T, S) summed losses of a model on the examples of each class, at each temperature."""
+        model = self.problem.model
+        temperatures = (1.0,) if self.is_regression else TEMPERATURES
+
+        def block_losses(x: Array, y: Array, mask: Array) -> Array:
             inputs, _ = masked(x, y, mask)
             outputs = model.apply(params, inputs)
-            losses = jnp.stack(
-                [model.loss_from_outputs(outputs / heat, y) for heat in TEMPERATURES]
-            )
-            is_right = 0
-            if model.task == "classification":
-                is_right = model.mean_over_positions(outputs.argmax(axis=-1) == y, y)
-            return jnp.where(mask, losses, 0).sum(axis=1), jnp.where(mask, is_right, 0).sum()
+            losses = [
+                model.loss_from_outputs(outputs / temperature, y) for temperature in temperatures
+            ]
+            real_losses = jnp.where(mask, jnp.stack(losses), 0)
+            return real_losses @ self.membership(y)
 
-        totals, num_right = sum_over_examples(block_losses, split)
-        total = totals.min()
-        num_others = max(self.num_candidates - 1, 1)
-        is_right_on_most = num_right > size / 2 + jnp.sqrt(size / 2 * math.log(num_others))
-        is_far_below = total <= (1 - SHARE) * bar * size
-        is_enough = is_right_on_most | is_far_below | ~jnp.isfinite(bar)
-        return jnp.where(is_enough, total, jnp.maximum(total, bar * size))
+        return sum_over_examples(block_losses, split)
 
-    def adapt(self, models: Params, data: ClientData, num_mixed: int) -> Prediction:
-        """Its friends among N models; without any, and in regression, the posterior of all its examples."""
-        size = data.train.size
-        bar = classes.label_code(self.problem, data.train)
-        losses = by_loss.losses_of(self.problem, models, data.train, self.evaluation(bar))
-        totals = losses * size
-        scores = log_weights(self.problem, totals, bar, size)
-        has_none = jnp.isneginf(scores).all()
-        scores = jnp.where(has_none, -totals, scores)
-        order = jnp.lexsort((totals, -scores))
-        index = order[:num_mixed]
-        return Prediction(index=index.astype(jnp.int32), weights=jax.nn.softmax(scores[index]))
+    def held_out_losses(self, references: Params, both_halves: tuple[Split, Split]) -> Array:
+        """(S,) summed losses of two references (2, ...), each on the half that did not train it."""
+        first_half, second_half = both_halves
+
+        def evaluate(reference: Params, is_first: Array) -> Array:
+            return self.losses(reference, chosen_half(is_first, second_half, first_half))
+
+        is_first = jnp.array([True, False])
+        losses = self.problem.plan.over_models(evaluate, references, is_first).sum(axis=0)
+        best = jnp.argmin(losses.sum(axis=1))
+        return losses[best]
+
+    def guessing_losses(self, split: Split) -> Array:
+        """(S,) summed losses of guessing each label by the frequencies, or mean, of the others; inf: unknown."""
+        model = self.problem.model
+        if model.task == "classification":
+            if self.num_classes > 1:
+                return classes.label_codes(self.problem, split)
+            return classes.label_codes(self.problem, split).sum(keepdims=True)
+        y = split.y[...]
+        is_real = jnp.arange(len(y)) < split.size
+        real_y = jnp.where(tree.per_row(is_real, y), y, 0)
+        sums_of_others = real_y.sum(axis=0) - real_y
+        if model.task == "multilabel":
+            frequencies = (sums_of_others + 0.5) / jnp.maximum(split.size, 1)
+            outputs = jnp.log(frequencies) - jnp.log1p(-frequencies)
+        elif model.target_shape in (None, model.output_shape[1:]):
+            outputs = sums_of_others / jnp.maximum(split.size - 1, 1)
+        else:
+            return jnp.full((1,), jnp.inf)
+        losses = model.loss_from_outputs(outputs, y)
+        total = jnp.where(is_real, losses, 0).sum(keepdims=True)
+
+        # Nothing tells the mean of a single value.
+        is_known = split.size > (1 if self.is_regression else 0)
+        return jnp.where(is_known, total, jnp.inf)
+
+    def gains(self, losses: Array, bar: Array, size: Array) -> Array:
+        """(..., S) evidence of models with losses (..., T, S), at their most likely temperatures.
+
+        Args:
+            losses: As from `losses`.
+            bar: (S,) B_c; inf: unknown, and there is no evidence for any model.
+            size: () n_i.
+        """
+        if self.is_regression:
+            nats = size / 2 * jnp.log(bar / losses)
+        else:
+            nats = bar - losses
+        nats = jnp.where(jnp.isfinite(bar), nats, -MOST_NATS)
+        nats = jnp.nan_to_num(nats, nan=-MOST_NATS, posinf=MOST_NATS, neginf=-MOST_NATS)
+        nats = jnp.clip(nats, -MOST_NATS, MOST_NATS)
+        likelihood = jax.nn.logsumexp(log_hypotheses(nats, self.num_candidates), axis=-1)
+        best = likelihood.argmax(axis=-1)
+        return jnp.take_along_axis(nats, best[..., None, None], axis=-2)[..., 0, :]
+
+    def of_models(self, models: Params, split: Split, bar: Array) -> Array:
+        """(J, S) evidence of J models."""
+
+        def evaluate(model: Params) -> Array:
+            return self.losses(model, split)
+
+        losses = self.problem.plan.over_models(evaluate, models)
+        return self.gains(losses, bar, split.size)
+
+    def normalized(self, shares: Array) -> Array:
+        """(J, S) or, of one class, (J,) weights in predictions: shares (J, S) divided by their sums."""
+        weights = shares / shares.sum(axis=0)
+        return weights[:, 0] if self.num_classes == 1 else weights
+
+    def newcomer(self, models: Params, split: Split, num_mixed: int) -> Prediction:
+        """What a client unseen in training predicts with, of N models."""
+
+        def evaluate(model: Params, split: Split) -> Array:
+            return self.losses(model, split)
+
+        losses = by_loss.evaluate_all(self.problem, models, split, evaluate)
+        gains = self.gains(losses, self.guessing_losses(split), split.size)
+        shares = shared_classes(gains, len(gains))
+
+        # All models by their likelihoods are one more, in place of its own.
+        totals = losses.sum(axis=2).min(axis=1)
+        shares = shares + jax.nn.softmax(-totals)[:, None]
+        _, index = jax.lax.top_k(shares.mean(axis=1), min(num_mixed, len(shares)))
+        return Prediction(index=index.astype(jnp.int32), weights=self.normalized(shares[index]))
 
 
-def log_weights(problem: Problem, totals: Array, bar: Array, size: Array) -> Array:
-    """Logarithms of the weights of others' models, up to a constant; -inf for strangers.
+# ---- The posterior of shared classes.
 
-    A friend has 2 log(N) nats of evidence. With one friend expected among N models, its odds are then N to 1, and less
-    than one of N strangers is taken for a friend. In classification, the evidence is the gain in log likelihood, and
-    friends weigh alike. In regression, where the scale of the loss is unknown, it is n_k / 2 times the log of the ratio
-    of the losses, a friend's loss is also `SHARE` of the bar below the bar, and friends weigh by their losses.
+
+def log_hypotheses(evidence: Array, num_candidates: int) -> Array:
+    """(..., GRID + 2) logarithms of prior times likelihood of what a client shares with a model.
+
+    The hypotheses: each class independently, with a probability pi from a grid on [0, 1]; everything; nothing. One
+    model of N^2 is expected to share anything.
 
     Args:
-        problem: The problem of the method.
-        totals: (N,) summed losses, by `Friends.evaluation`; inf: not evaluated.
-        bar: () mean loss to beat, that of a model that knows nothing of the client; inf: unknown, nobody is a friend.
-        size: () n_k.
+        evidence: (..., S) logarithms of the likelihood ratios of each class's examples, shared or not.
+        num_candidates: N.
     """
-    needed = 2 * math.log(max(len(totals), 1))
-    is_known = jnp.isfinite(totals) & jnp.isfinite(bar)
-    if problem.model.task == "regression":
-        nats = size / 2 * jnp.log(bar * size / totals)
-        explains = totals <= (1 - SHARE) * bar * size
-        is_friend = is_known & explains & (nats > needed)
-        return jnp.where(is_friend, -totals, -jnp.inf)
-    nats = bar * size - totals
-    is_friend = is_known & (nats > needed)
-    return jnp.where(is_friend, 0.0, -jnp.inf)
+    prior = 1 / max(num_candidates, 2) ** 2
+    pi = (jnp.arange(GRID) + 0.5) / GRID
+    log_pi = jnp.log(pi)[:, None]
+    log_rest = jnp.log1p(-pi)[:, None]
+
+    by_class = jnp.logaddexp(log_pi + evidence[..., None, :], log_rest).sum(axis=-1)
+    some = by_class + math.log(prior / 2 / GRID)
+    everything = evidence.sum(axis=-1, keepdims=True) + math.log(prior / 2)
+    nothing = jnp.full_like(everything, math.log1p(-prior))
+    return jnp.concatenate([some, everything, nothing], axis=-1)
+
+
+def shared_classes(evidence: Array, num_candidates: int) -> Array:
+    """(..., S) z_c: the posterior probability that each class is shared; see `log_hypotheses`."""
+    posterior = jax.nn.softmax(log_hypotheses(evidence, num_candidates), axis=-1)
+    some = posterior[..., :GRID]
+    everything = posterior[..., GRID, None]
+
+    # Given pi, a class is shared with odds pi / (1 - pi) e^E.
+    pi = (jnp.arange(GRID) + 0.5) / GRID
+    log_odds = jnp.log(pi) - jnp.log1p(-pi)
+    given_pi = jax.nn.sigmoid(evidence[..., None, :] + log_odds[:, None])
+    return jnp.einsum("...g,...gs->...s", some, given_pi) + everything

@@ -80,9 +80,10 @@ class Predictor:
 
         # The models that count, or all that have a weight if these are several.
         weights = np.asarray(prediction.weights)
-        used = np.flatnonzero(weights > NEGLIGIBLE)
+        largest = weights.reshape(len(weights), -1).max(axis=1)
+        used = np.flatnonzero(largest > NEGLIGIBLE)
         if len(used) > 1:
-            used = np.flatnonzero(weights > 0)
+            used = np.flatnonzero(largest > 0)
         exported: list[tuple[Any, Any]] = []
         for position in used:
             params = jax.tree.map(lambda leaf, row=position: leaf[row], prediction.models)

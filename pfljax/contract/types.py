@@ -384,6 +384,8 @@ class Prediction(NamedTuple):
     Attributes:
         models: Models of its own, leaves (J, ...); (): the models that it received.
         weights: (J,), on the simplex; None: those of `Algorithm.select_models`, or equal weights for models of its own.
+            Of classes, they may differ by class: (J, C), each column on the simplex; then p(c | x) is proportional to
+            sum_j weights[j, c] p(c | x, models[j]).
         index: (J,) int32, places of the models that it uses among those received; None: all of them, in order.
         inputs: Further inputs of `Algorithm.apply`.
 

@@ -26,6 +26,7 @@ from pfljax.contract.types import (
     PyTree,
 )
 from pfljax.evaluation.metrics import outputs
+from pfljax.exchange.lifting import over_classes
 from pfljax.local.problem import Problem
 from pfljax.local.solver import Solver
 
@@ -82,9 +83,12 @@ def heaviest(prediction: Prediction) -> Prediction:
     assert prediction.weights is not None
     if len(prediction.weights) <= MOST:
         return prediction
-    weights, positions = jax.lax.top_k(prediction.weights, MOST)
+    _, positions = jax.lax.top_k(over_classes(prediction.weights), MOST)
     models = tree.take(prediction.models, positions)
-    return prediction._replace(models=models, weights=weights / weights.sum())
+    weights = prediction.weights[positions]
+    tiny = jnp.finfo(jnp.float32).tiny
+    weights = weights / jnp.maximum(weights.sum(axis=0), tiny)
+    return prediction._replace(models=models, weights=weights)
 
 
 def solver_of(problem: Problem, algorithm: Algorithm, prediction: Prediction) -> Solver:

@@ -362,6 +362,7 @@ def _recorded(context: ClientContext, prediction: Prediction, mixture: Mixture) 
     if topology is Topology.SHARED:  # positions among its own models
         weights = resolved(prediction, ()).weights
         assert weights is not None
+        weights = over_classes(weights)
         return {"index": jnp.arange(len(weights), dtype=jnp.int32), "weights": weights}
 
     # Some of the models that it received, with its own weights or those of the mixture.
@@ -370,8 +371,13 @@ def _recorded(context: ClientContext, prediction: Prediction, mixture: Mixture) 
     if has_models or prediction.weights is None:
         weights = mixture.weights[positions]
     else:
-        weights = prediction.weights
+        weights = over_classes(prediction.weights)
     return {"index": mixture.index[positions], "weights": weights}
+
+
+def over_classes(weights: Array) -> Array:
+    """(J,) weights of models: the means over classes, if they differ by class."""
+    return weights if weights.ndim == 1 else weights.mean(axis=1)
 
 
 def recorded_topology(topology: Topology, predicted: Prediction, width: int) -> Topology:

@@ -23,7 +23,7 @@ WEIGHTS = "weights"
 
 
 def mixed(
-    task: Task, weights: Float[Array, " J"], outputs: Float[Array, "J B ..."]
+    task: Task, weights: Float[Array, "J ..."], outputs: Float[Array, "J B ..."]
 ) -> Float[Array, "B ..."]:
     """Outputs whose predictions are the mean of several models' predictions, with weights on the simplex.
 
@@ -32,7 +32,7 @@ def mixed(
 
     Args:
         task: What the outputs mean: logits of classes or labels, or values.
-        weights: (J,) w_j.
+        weights: (J,) w_j; or (J, C) w_jc, of each class.
         outputs: (J, B, ...) outputs of the models.
     """
     if task == "regression":
@@ -41,7 +41,9 @@ def mixed(
         return outputs[0]
 
     def mean(log_probabilities: Array) -> Array:
-        share = weights.reshape(-1, *[1] * (outputs.ndim - 1))
+        by_class = weights.shape[1:]
+        between = [1] * (outputs.ndim - 1 - len(by_class))
+        share = weights.reshape(-1, *between, *by_class)
         return jax.nn.logsumexp(log_probabilities, axis=0, b=share)
 
     if task == "multilabel":
@@ -100,7 +102,7 @@ def ensemble(
 
     Args:
         exported: Module and variables of each member, as `Network.exported` returns them.
-        weights: (J,) their weights, on the simplex.
+        weights: (J,) or (J, C) their weights, as in `mixed`.
         task: What their outputs mean.
         drops_last: See `Ensemble`.
     """

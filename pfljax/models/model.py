@@ -272,7 +272,7 @@ class Model:
         return jax.nn.softmax(outputs)
 
     def mixed(
-        self, weights: Float[Array, " J"], outputs: Float[Array, "J B ..."]
+        self, weights: Float[Array, "J ..."], outputs: Float[Array, "J B ..."]
     ) -> Float[Array, "B ..."]:
         """Outputs whose predictions are the mean of several models' predictions; see `ensembles.mixed`."""
         return ensembles.mixed(self.task, weights, outputs)

@@ -176,7 +176,7 @@ class Ensemble(nnx.Module):
 
     Attributes:
         members: The module, whose variables are those of the members, stacked along a leading axis.
-        weights: (J,) the members' weights.
+        weights: (J,) or (J, C) the members' weights.
         task: What the outputs mean.
         drops_last: Whether the last axis of the outputs, of a single value, is dropped.
     """

@@ -226,7 +226,8 @@ def _wide(narrow: Any, width: int) -> Any:
         again = jnp.repeat(leaf[:1], width - len(leaf), axis=0)
         return jnp.concatenate([leaf, again])
 
-    weights = jnp.pad(narrow.weights, (0, width - len(narrow.weights)))
+    no_padding = [(0, 0)] * (narrow.weights.ndim - 1)
+    weights = jnp.pad(narrow.weights, [(0, width - len(narrow.weights)), *no_padding])
     narrow = narrow._replace(index=jax.tree.map(widened, narrow.index), weights=weights)
     if isinstance(narrow, Prediction):
         narrow = narrow._replace(models=jax.tree.map(widened, narrow.models))

@@ -415,7 +415,11 @@ class Contract:
         prediction = self._evaluate(field, lifting.resolved, prediction, received)
         leaves = jax.tree.leaves(prediction.models) or [prediction.weights]
         num_models = leaves[0].shape[0]
-        self._shape(field, "weights", prediction.weights, (num_models,), "float")
+        weights_shape: tuple[int, ...] = (num_models,)
+        is_by_class = prediction.weights is not None and len(prediction.weights.shape) == 2
+        if is_by_class and self.problem.model.task == "classification":
+            weights_shape = (num_models, self.problem.model.output_shape[-1])
+        self._shape(field, "weights", prediction.weights, weights_shape, "float")
 
         params = jax.eval_shape(model.init, jax.random.key(0))
         if apply is None:

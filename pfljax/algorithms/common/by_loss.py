@@ -26,13 +26,19 @@ from pfljax.local.problem import Problem
 BLOCK = 16  # most models that a client evaluates at a time
 
 
-def losses_of(
+def losses_of(problem: Problem, models: Params, split: Split) -> Array:
+    """(N,) mean losses of N models on a client's examples, 0 for a client without any."""
+    totals = evaluate_all(problem, models, split, problem.solver.total_loss)
+    return totals / jnp.maximum(split.size, 1)
+
+
+def evaluate_all(
     problem: Problem,
     models: Params,
     split: Split,
-    evaluate: Callable[[Params, Split], Array] | None = None,
+    evaluate: Callable[[Params, Split], Array],
 ) -> Array:
-    """(N,) mean losses of N models on a client's examples, 0 for a client without any.
+    """(N, ...) what `evaluate` (model, examples) returns for each of N models.
 
     Processes models in blocks, so that a client needs memory for a few of them only.
 
@@ -40,25 +46,25 @@ def losses_of(
         problem: The problem of the method.
         models: Whole models, leaves (N, ...).
         split: The client's examples.
-        evaluate: A model's loss, summed over the examples; None: the training loss.
+        evaluate: Evaluates one model.
     """
     num = tree.num_rows(models)
     size = min(BLOCK, num)
-    total_loss = evaluate or problem.solver.total_loss
 
-    def block_loss(params: Params) -> Array:
-        return total_loss(params, split)
+    def evaluate_one(params: Params) -> Array:
+        return evaluate(params, split)
 
-    def add_block(number: Array, totals: Array) -> Array:
+    def add_block(number: Array, values: Array) -> Array:
         # The last block overlaps the one before it.
         first = jnp.minimum(number * size, num - size)
         block = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, size), models)
-        losses = problem.plan.over_models(block_loss, block)
-        return jax.lax.dynamic_update_slice(totals, losses, (first,))
+        new = problem.plan.over_models(evaluate_one, block)
+        return jax.lax.dynamic_update_slice_in_dim(values, new, first, 0)
 
     num_blocks = -(-num // size)
-    totals = jax.lax.fori_loop(0, num_blocks, add_block, jnp.zeros((num,)))
-    return totals / jnp.maximum(split.size, 1)
+    shape = jax.eval_shape(evaluate_one, tree.shapes_of_rows(models))
+    zeros = jnp.zeros((num, *shape.shape))
+    return jax.lax.fori_loop(0, num_blocks, add_block, zeros)
 
 
 def loss_at_start(

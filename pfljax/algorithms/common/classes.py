@@ -48,22 +48,25 @@ def counts(split: Split, num_classes: int) -> Array:
     return sum_over_examples(count_block, split)
 
 
-def label_code(problem: Problem, split: Split) -> Array:
-    """() mean loss of predicting each of a client's labels from the frequencies of its others; inf without classes.
+def label_codes(problem: Problem, split: Split) -> Array:
+    """(C,) summed losses of predicting a client's labels of each class from the frequencies of its others.
 
-    With n_c of n labels in class c and half a label added to each: -sum_c n_c / n log((n_c - 1/2) / (n - 1 + C/2)), or
-    log C if that is less.
+    With n_c of n labels in class c and half a label added to each: -n_c log((n_c - 1/2) / (n - 1 + C/2)), or n_c log C
+    if that is less. Labels at positions of a sequence count as parts of one example. inf with a criterion of the user.
     """
     model = problem.model
-    if model.task != "classification" or model.criterion is not None:
-        return jnp.array(jnp.inf)
     num_classes = model.output_shape[-1]
+    if model.criterion is not None:
+        return jnp.full((num_classes,), jnp.inf)
     count = counts(split, num_classes)
     num_labels = count.sum()
     num_others = jnp.maximum(num_labels - 1, 0) + num_classes / 2
-    logs = jnp.log(jnp.maximum(count - 0.5, 0.5) / num_others)
-    mean_loss = -(count * logs).sum() / jnp.maximum(num_labels, 1)
-    return jnp.minimum(mean_loss, math.log(num_classes))
+    code = -jnp.log(jnp.maximum(count - 0.5, 0.5) / num_others)
+    codes = count * jnp.minimum(code, math.log(num_classes))
+
+    # A sequence's loss is the mean over its positions.
+    is_sequence = len(model.output_shape) > 2
+    return codes * split.size / jnp.maximum(num_labels, 1) if is_sequence else codes
 
 
 class FeatureSums(NamedTuple):
