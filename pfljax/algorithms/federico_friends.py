@@ -16,11 +16,11 @@ Three things take the place of lines 10-17 of its Algorithm 1:
        z_jc = p(c is shared | E_j1, ..., E_jC)                                              (in place of l. 15)
        w_jc = z_jc / (1 + sum of z_kc over the neighbors k of the round);  w_ic = 1
 
-3. Examples that contradict a neighbor's model do not pull it. Client i sends to j the gradient of
+3. Examples that contradict a neighbor's model do not pull it. Client i sends to j, other than itself, the gradient of
 
-       sum_s w_{j, y_s} (1 - p(y_s | x_s; phi_j))                                           (in place of l. 16-17)
+       sum_s w_{j, y_s} p(y_s | x_s; phi_j) l(phi_j; x_s, y_s)                              (in place of l. 16-17)
 
-   which is that of the loss -log p times p; its own model keeps the loss.
+   with weights as they are in the E-step, and that of the sum of l to itself.
 
 It predicts p(c | x) in proportion to p(c | x; phi_i) + sum_j z_jc p(c | x; phi_j).
 
@@ -32,10 +32,10 @@ Details:
 - Models are overconfident on examples that did not train them. Their outputs are divided by the temperature, of five,
   at which the client's examples are most likely; for the references, at which their loss is least.
 - Regression, sequences and multi-label examples are one class. In regression, where the scale of losses is unknown,
-  the evidence is n_i / 2 log(B / L_j), labels are guessed by the mean of the others, and the loss l of an example becomes
-  s (1 - exp(-l / s)), where s is twice the mean held-out loss B / n_i.
+  the evidence is n_i / 2 log(B / L_j), labels are guessed by the mean of the others, and exp(-n_i l / (2 B)) takes the
+  place of p.
 - With `update="delta"`, the weighted loss is that of local training, and the change is weighted by the largest of the
-  w_jc, to which the others are relative. Batch statistics are means by the clients' mean weights.
+  examples' weights, to which the others are relative. Batch statistics are means by the clients' mean weights.
 - A newcomer has no references and no model of its own: it guesses labels by their frequencies, and the mixture of all
   models by their likelihoods takes the place of its model.
 - FedeRiCo's departures in the handling of cohorts and mini-batches hold here, too.
@@ -69,7 +69,6 @@ from pfljax.contract.types import (
     MethodReport,
     Metrics,
     Mixture,
-    Mode,
     Params,
     Prediction,
     PyTree,
@@ -80,7 +79,7 @@ from pfljax.contract.types import (
     Upload,
 )
 from pfljax.exchange.views import Chosen, map_examples
-from pfljax.local.batches import Batch, masked, sum_over_examples
+from pfljax.local.batches import Batch, over_examples
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Personal, Problem
 from pfljax.local.solver import TrainState
@@ -89,7 +88,7 @@ from pfljax.settings.method import hyperparameter, method
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0, 16.0)  # of outputs on examples that did not train a model
 GRID = 32  # points at which the probability that a class is shared is integrated over [0, 1]
 MOST_NATS = 1e6  # evidence is finite, so that a diverged model that recovers is forgiven
-LEAST_SCALE = 1e-20  # of bounded losses, whose gradients are then finite
+LEAST_SCALE = 1e-20  # of losses in regression
 HALVES = 0x4A1F  # folded into a client's number: which examples are in which half
 
 
@@ -99,15 +98,13 @@ class Row(NamedTuple):
     Attributes:
         table: Its candidates. What is tracked is one minus the mean over classes of z_j.
         evidence: (C, S) E_j of its candidates for each of S classes.
-        weights: (M + 1, S) weights w_j of the gradients for the models received in the last round.
-        scale: () s of regression: twice its mean held-out loss; 1 for other tasks.
+        weights: (M + 1, n_max) weights of its examples for the models received in the last round.
         references: Two models that are trained on one half of its examples each, leaves (2, ...).
     """
 
     table: neighbors.Candidates
     evidence: Array
     weights: Array
-    scale: Array
     references: Personal
 
 
@@ -179,8 +176,7 @@ class FedeRiCoFriends:
             row = Row(
                 table=table,
                 evidence=jnp.zeros((num_candidates, num_classes)),
-                weights=jnp.zeros((num_received, num_classes)),
-                scale=jnp.ones(()),
+                weights=jnp.zeros((num_received, problem.n_max)),
                 references=references,
             )
             opt_state = personal.opt_state if sends_gradients else ()
@@ -197,35 +193,32 @@ class FedeRiCoFriends:
         def e_step(context: ClientContext, models: Params, row: Row, split: Split) -> Row:
             """A client's next row, but for the references, from the models (J, ...) that it received."""
             # B_c: the references, or guessing.
-            held_out = evidence.held_out_losses(
-                row.references.params, halves(context.client, split)
-            )
+            both_halves = halves(context.client, split)
+            held_out = evidence.held_out_losses(row.references.params, both_halves)
             bar = jnp.minimum(held_out, evidence.guessing_losses(split))
-            scale = row.scale
-            if evidence.is_regression:
-                scale = 2 * bar.sum() / jnp.maximum(split.size, 1)
-                scale = jnp.maximum(scale, LEAST_SCALE)
 
             # E_jc <- (1 - beta) E_jc + beta (B_c - L_jc); other models keep theirs.
-            newest = evidence.of_models(models, split, bar)
-            table, slots = neighbors.remember(
-                row.table, context.index, jnp.zeros(len(context.index))
-            )
+            losses = evidence.losses_of_models(models, split)
+            newest = evidence.gains(evidence.by_class(losses, split), bar, split.size)
+            no_losses = jnp.zeros(num_received)
+            table, slots = neighbors.remember(row.table, context.index, no_losses)
             is_new = jnp.isinf(table.tracked[slots])[:, None]
             average = (1 - self.beta) * row.evidence[slots] + self.beta * newest
             updated = jnp.where(is_new, newest, average)
-            all_evidence = row.evidence.at[slots].set(updated)
+            all_evidence = jnp.asarray(row.evidence).at[slots].set(updated)
 
             # z_jc; its own model comes first.
-            shares = shared_classes(updated, num_candidates)
-            tracked = table.tracked.at[slots].set(1 - shares.mean(axis=1)).at[0].set(-1.0)
-            table = table._replace(tracked=tracked)
-
-            # w_jc = z_jc / (1 + sum_k z_kc), and 1 for its own model.
             is_own = jnp.arange(num_received)[:, None] == 0
-            shares = jnp.where(is_own, 1.0, shares)
-            weights = jnp.where(is_own, 1.0, shares / shares.sum(axis=0))
-            return Row(table, all_evidence, weights, scale, row.references)
+            shares = jnp.where(is_own, 1.0, shared_classes(updated, num_candidates))
+            tracked = jnp.asarray(table.tracked).at[slots].set(1 - shares.mean(axis=1))
+            table = table._replace(tracked=tracked.at[0].set(-1.0))
+
+            # w_{j, y_s} p(y_s | x_s; phi_j), and 1 for its own model.
+            weights = evidence.by_example(shares / shares.sum(axis=0), split)
+            weights = weights * evidence.explained(losses, bar, split.size)
+            weights = jnp.where(is_own, 1.0, weights)
+            is_real = jnp.arange(problem.n_max) < split.size
+            return Row(table, all_evidence, jnp.where(is_real, weights, 0.0), row.references)
 
         def train_references(
             context: ClientContext, references: Personal, split: Split
@@ -236,15 +229,19 @@ class FedeRiCoFriends:
             is_first = jnp.array([True, False])
 
             def train(reference: Personal, is_first: Array, number: Array) -> Personal:
-                half = chosen_half(is_first, first_half, second_half)
+
+                def mean_loss(params: Params, batch: Batch) -> Array:
+                    return solver.mean_loss(params, batch.for_model(number))
+
                 params, statistics = solver.without_statistics(reference.params)
+                start = TrainState(params, statistics, reference.opt_state)
                 state, _ = solver.fit(
                     context.key,
-                    TrainState(params, statistics, reference.opt_state),
-                    half,
-                    lambda params, batch: solver.mean_loss(params, batch.for_model(number)),
+                    start,
+                    chosen_half(is_first, first_half, second_half),
+                    mean_loss,
                     round_number=context.round,
-                    num_steps=jnp.where(half.size > 0, num_steps, 0),
+                    num_steps=num_steps,
                 )
                 return Personal(state.whole, state.opt_state)
 
@@ -262,79 +259,48 @@ class FedeRiCoFriends:
 
             # Relative to the largest one of each model.
             peaks = row.weights.max(axis=1)
-            relative = row.weights / jnp.maximum(peaks, jnp.finfo(jnp.float32).tiny)[:, None]
+            tiny = jnp.finfo(jnp.float32).tiny
+            relative = row.weights / jnp.maximum(peaks, tiny)[:, None]
             orders = solver.draw_orders(context.key, split.size, problem.n_max)
 
-            def objective(
-                params: Params, batch: Batch, number: Array, class_weights: Array, scale: Array
-            ) -> Array:
-                """The mean loss of its own model; of others', weighted by class, and bounded by the scale."""
+            def gradient(model: Params, number: Array, weights: Array) -> tuple[Array, Params]:
+                """Loss of a model on this exchange's mini-batch, with weighted examples, and its gradient."""
+                batch = solver.take_batch(context.key, orders, split, context.step)
 
-                def loss(params: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
-                    losses = solver.loss(params, x, y, mode)
-                    bounded = scale * -jnp.expm1(-losses / scale)
-                    return jnp.where(number == 0, losses, bounded)
+                def mean_loss(model: Params) -> Array:
+                    return solver.mean_loss(model, batch.for_model(number), weights)
 
-                example_weights = evidence.by_example(class_weights, split)
-                return solver.with_loss(loss).mean_loss(
-                    params, batch.for_model(number), example_weights
+                return jax.value_and_grad(mean_loss)(model)
+
+            def change(model: Params, number: Array, weights: Array) -> tuple[Array, Params]:
+                """Loss of a model in local training, with weighted examples, and its change."""
+
+                def mean_loss(params: Params, batch: Batch) -> Array:
+                    return solver.mean_loss(params, batch.for_model(number), weights)
+
+                start = solver.begin(model)
+                trained, loss = solver.fit(
+                    context.key, start, split, mean_loss, round_number=context.round
                 )
+                return loss, tree.subtract(trained.whole, model)
 
-            def gradient(
-                model: Params, number: Array, class_weights: Array, peak: Array
+            compute = gradient if sends_gradients else change
+
+            def weighted(
+                model: Params, number: Array, weights: Array, peak: Array
             ) -> tuple[Array, Params]:
-                """Loss and weighted gradient of a model on this exchange's mini-batch."""
+                loss, update = gradients.if_weighed(peak, compute, model, number, weights)
+                return loss, jax.tree.map(lambda leaf: peak * split.size * leaf, update)
 
-                def compute(model: Params, class_weights: Array) -> tuple[Array, Params]:
-                    batch = solver.take_batch(context.key, orders, split, context.step)
+            numbers = jnp.arange(num_received)
+            losses, update = problem.plan.over_models(weighted, models, numbers, relative, peaks)
 
-                    def mean_loss(model: Params) -> Array:
-                        return objective(model, batch, number, class_weights, row.scale)
-
-                    return jax.value_and_grad(mean_loss)(model)
-
-                loss, gradient = gradients.if_weighed(peak, compute, model, class_weights)
-                return loss, jax.tree.map(lambda leaf: peak * split.size * leaf, gradient)
-
-            def change(
-                model: Params, number: Array, class_weights: Array, peak: Array
-            ) -> tuple[Array, Params]:
-                """Loss and weighted change of a model in local training."""
-
-                def train(model: Params, class_weights: Array) -> tuple[Array, Params]:
-                    trained, loss = solver.fit(
-                        context.key,
-                        solver.begin(model),
-                        split,
-                        lambda params, batch: objective(
-                            params, batch, number, class_weights, row.scale
-                        ),
-                        round_number=context.round,
-                    )
-                    return loss, tree.subtract(trained.whole, model)
-
-                loss, change = gradients.if_weighed(peak, train, model, class_weights)
-                return loss, jax.tree.map(lambda leaf: peak * split.size * leaf, change)
-
-            losses, update = problem.plan.over_models(
-                gradient if sends_gradients else change,
-                models,
-                jnp.arange(num_received),
-                relative,
-                peaks,
-            )
-
-            # The weights by which statistics are averaged: the means over its examples.
-            example_weights = evidence.by_example(row.weights, split)
-            is_real = jnp.arange(problem.n_max) < split.size
-            total_weights = jnp.where(is_real, example_weights, 0).sum(axis=-1)
-            mean_weights = total_weights / jnp.maximum(split.size, 1)
+            # Batch statistics are means by the mean weights.
+            mean_weights = row.weights.sum(axis=1) / jnp.maximum(split.size, 1)
+            sums = gradients.weights_of_statistics(problem, models, mean_weights, split)
             return ClientOutput(
                 row=row,
-                upload=Upload(
-                    update,
-                    sums=gradients.weights_of_statistics(problem, models, mean_weights, split),
-                ),
+                upload=Upload(update, sums=sums),
                 report=ClientReport(losses[0], entries={"size": split.size}),
                 sent=gradients.takes_step(problem, context, split),
             )
@@ -457,12 +423,6 @@ class Evidence(NamedTuple):
         has_classes = model.task == "classification" and len(model.output_shape) == 2
         return model.output_shape[-1] if has_classes else 1
 
-    def membership(self, y: Array) -> Array:
-        """(B, S) in {0, 1}: which class each example is of."""
-        if self.num_classes == 1:
-            return jnp.ones((len(y), 1))
-        return jax.nn.one_hot(y, self.num_classes)
-
     def by_example(self, class_weights: Array, split: Split) -> Array:
         """(..., n_max) weights of a client's examples, from those of their classes (..., S)."""
         if self.num_classes == 1:
@@ -470,32 +430,53 @@ class Evidence(NamedTuple):
         return class_weights[..., jnp.clip(split.y[...], 0, self.num_classes - 1)]
 
     def losses(self, params: Params, split: Split) -> Array:
-        """(T, S) summed losses of a model on the examples of each class, at each temperature."""
+        """(n_max, T) losses of a model on a client's examples, at each temperature; 0 for padding."""
         model = self.problem.model
         temperatures = (1.0,) if self.is_regression else TEMPERATURES
 
-        def block_losses(x: Array, y: Array, mask: Array) -> Array:
-            inputs, _ = masked(x, y, mask)
-            outputs = model.apply(params, inputs)
+        def losses_of_block(x: PyTree, y: Array) -> Array:
+            outputs = model.apply(params, x)
             losses = [
                 model.loss_from_outputs(outputs / temperature, y) for temperature in temperatures
             ]
-            real_losses = jnp.where(mask, jnp.stack(losses), 0)
-            return real_losses @ self.membership(y)
+            return jnp.stack(losses, axis=1)
 
-        return sum_over_examples(block_losses, split)
+        return over_examples(losses_of_block, split)
+
+    def losses_of_models(self, models: Params, split: Split) -> Array:
+        """(J, n_max, T) `losses` of J models."""
+
+        def evaluate(model: Params) -> Array:
+            return self.losses(model, split)
+
+        return self.problem.plan.over_models(evaluate, models)
+
+    def by_class(self, losses: Array, split: Split) -> Array:
+        """(..., T, S) sums of losses (..., n_max, T) over the examples of each class."""
+        if self.num_classes == 1:
+            return losses.sum(axis=-2)[..., None]
+        membership = jax.nn.one_hot(split.y[...], self.num_classes)
+        return jnp.einsum("...nt,ns->...ts", losses, membership)
 
     def held_out_losses(self, references: Params, both_halves: tuple[Split, Split]) -> Array:
         """(S,) summed losses of two references (2, ...), each on the half that did not train it."""
         first_half, second_half = both_halves
 
         def evaluate(reference: Params, is_first: Array) -> Array:
-            return self.losses(reference, chosen_half(is_first, second_half, first_half))
+            other_half = chosen_half(is_first, second_half, first_half)
+            return self.by_class(self.losses(reference, other_half), other_half)
 
         is_first = jnp.array([True, False])
         losses = self.problem.plan.over_models(evaluate, references, is_first).sum(axis=0)
         best = jnp.argmin(losses.sum(axis=1))
         return losses[best]
+
+    def explained(self, losses: Array, bar: Array, size: Array) -> Array:
+        """(J, n_max) in [0, 1]: p(y | x) of each example under J models, by their losses (J, n_max, T)."""
+        scale = 1.0
+        if self.is_regression:
+            scale = jnp.maximum(2 * bar.sum() / jnp.maximum(size, 1), LEAST_SCALE)
+        return jnp.exp(-losses[..., 0] / scale)
 
     def guessing_losses(self, split: Split) -> Array:
         """(S,) summed losses of guessing each label by the frequencies, or mean, of the others; inf: unknown."""
@@ -541,15 +522,6 @@ class Evidence(NamedTuple):
         best = likelihood.argmax(axis=-1)
         return jnp.take_along_axis(nats, best[..., None, None], axis=-2)[..., 0, :]
 
-    def of_models(self, models: Params, split: Split, bar: Array) -> Array:
-        """(J, S) evidence of J models."""
-
-        def evaluate(model: Params) -> Array:
-            return self.losses(model, split)
-
-        losses = self.problem.plan.over_models(evaluate, models)
-        return self.gains(losses, bar, split.size)
-
     def normalized(self, shares: Array) -> Array:
         """(J, S) or, of one class, (J,) weights in predictions: shares (J, S) divided by their sums."""
         weights = shares / shares.sum(axis=0)
@@ -559,7 +531,7 @@ class Evidence(NamedTuple):
         """What a client unseen in training predicts with, of N models."""
 
         def evaluate(model: Params, split: Split) -> Array:
-            return self.losses(model, split)
+            return self.by_class(self.losses(model, split), split)
 
         losses = by_loss.evaluate_all(self.problem, models, split, evaluate)
         gains = self.gains(losses, self.guessing_losses(split), split.size)

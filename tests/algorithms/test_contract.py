@@ -166,14 +166,16 @@ def form(state) -> Any:
 
 
 def check_simplex(weights):
-    assert weights.ndim == 2 and (np.asarray(weights) >= 0).all()
-    np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-5)
+    assert (np.asarray(weights) >= 0).all()
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
 
 
 def check_prediction(prediction: Prediction):
-    check_simplex(prediction.weights)
+    weights = np.asarray(prediction.weights)
+    # of each class, if they differ by class
+    check_simplex(np.moveaxis(weights, 1, -1) if weights.ndim == 3 else weights)
     leaves = jax.tree.leaves(prediction.models)
-    assert leaves and all(leaf.shape[:2] == prediction.weights.shape for leaf in leaves)
+    assert leaves and all(leaf.shape[:2] == weights.shape[:2] for leaf in leaves)
     assert all(np.isfinite(leaf).all() for leaf in leaves)
 
 
