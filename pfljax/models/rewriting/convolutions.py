@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from pfljax.contract.types import Array
 
-CACHE_BYTES = 3 << 18  # patches of this size stay in a core's cache (docs/results/speed.md)
+CACHE_BYTES = 3 << 18  # patches of this size stay in a core's cache (docs/results/speed-networks.md)
 
 
 class Windows(NamedTuple):

@@ -468,7 +468,8 @@ def use_forms(platform: str, source: str | None) -> Iterator[None]:
         by_platform.cache_clear()
 
 
-# Platform -> times that XLA's forms take longer there than ours, forward and backward (docs/results/speed.md).
+# Platform -> times that XLA's forms take longer there than ours, forward and backward
+# (docs/results/speed-networks.md).
 SLOWDOWNS = {"cpu": {"conv_general_dilated": 5, "reduce_window_min": 3, "reduce_window": 3}}
 
 
