@@ -13,6 +13,7 @@ import numpy as np
 
 import pfljax as pfl
 from pfljax.data import partitions
+from pfljax.evaluation.statistics import deviation
 from pfljax.folder import files
 
 CLIENTS = 8
@@ -205,7 +206,7 @@ def change_to_regression(
         hidden = teacher.normal(size=(everyone.shape[1], HIDDEN)) / np.sqrt(everyone.shape[1])
         output = teacher.normal(size=HIDDEN)
         values = np.tanh(2 * everyone @ hidden) @ output
-        return (np.tanh(2 * x @ hidden) @ output - values.mean()) / values.std()
+        return (np.tanh(2 * x @ hidden) @ output - values.mean()) / deviation(values)
 
     if parameter == "partly":
         values = 0.8 * function(CLIENTS) + 0.6 * function(k)

@@ -18,8 +18,8 @@ parameters get a leading axis of B branches.
 
 Departures from the paper: The mean is over the cohort (we read l. 5-7 and 10 together). The paper
 does not say how alpha stays on the simplex: here by a softmax of its logits, or by projecting every
-step (docs/results/pfedmb.md compares them). A branch to which no client gives weight stays as it is. A
-layer's normalization is branched with it. alpha's learning rate is the same in all rounds.
+step (docs/results/pfedmb-pairs.md compares them). A branch to which no client gives weight stays as
+it is. A layer's normalization is branched with it. alpha's learning rate is the same in all rounds.
 Newcomers learn alpha for as many rounds as the run has, with W fixed.
 """
 
