@@ -5,7 +5,7 @@
 
 For 2, 3 and 4 label groups, it shows the accuracy, the gain over Local, the number of runs more than a point below
 Local, and the similarity of the clients' weights within and across groups. "default" is Algorithm 1, "literal" its
-listing to the letter, and "friends" FedeRiCoFriends, which the last three rows vary.
+listing to the letter, and "friends" FedeRiCoFriends, which the other rows vary.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ READINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "default": ("federico", {}),
     "literal": ("federico", paper.TO_THE_LETTER),
     "friends": (paper.FRIENDS, {}),
+    "without-references": (paper.FRIENDS, {"federico_friends.references": False}),
+    "without-classes": (paper.FRIENDS, {"federico_friends.by_class": False}),
+    "without-weights": (paper.FRIENDS, {"federico_friends.by_example": False}),
+    "without-temperatures": (paper.FRIENDS, {"federico_friends.temperatures": False}),
     "uniform-sampling": (paper.FRIENDS, {"federico_friends.epsilon": 1.0}),
     "all-neighbors": (paper.FRIENDS, {"federico_friends.neighbors": 7}),
     "common-init": (paper.FRIENDS, {"common_init": True}),

@@ -34,6 +34,11 @@ METHODS = {
     "literal": pfl.FedeRiCo(literal=True),
     "federico": pfl.FedeRiCo(),
     "federico_friends": pfl.FedeRiCoFriends(),
+    # without one of its parts
+    "without_references": pfl.FedeRiCoFriends(references=False),
+    "without_classes": pfl.FedeRiCoFriends(by_class=False),
+    "without_weights": pfl.FedeRiCoFriends(by_example=False),
+    "without_temperatures": pfl.FedeRiCoFriends(temperatures=False),
 }
 
 

@@ -40,7 +40,8 @@ Details:
   models by their likelihoods takes the place of its model.
 - FedeRiCo's departures in the handling of cohorts and mini-batches hold here, too.
 
-docs/results/federico.md compares the rule with others. A client stores three models in place of one.
+docs/results/federico.md compares the rule with others, and with itself without references, classes, weights of
+examples or temperatures. A client stores three models, or one without references.
 """
 
 from __future__ import annotations
@@ -99,13 +100,13 @@ class Row(NamedTuple):
         table: Its candidates. What is tracked is one minus the mean over classes of z_j.
         evidence: (C, S) E_j of its candidates for each of S classes.
         weights: (M + 1, n_max) weights of its examples for the models received in the last round.
-        references: Two models that are trained on one half of its examples each, leaves (2, ...).
+        references: Two models that are trained on one half of its examples each, leaves (2, ...); None: there are none.
     """
 
     table: neighbors.Candidates
     evidence: Array
     weights: Array
-    references: Personal
+    references: Personal | None
 
 
 @method(
@@ -121,7 +122,8 @@ class FedeRiCoFriends:
         >>> import pfljax as pfl
         >>> pfl.FedeRiCoFriends(neighbors=5)
         FedeRiCoFriends(neighbors=5, epsilon=0.3, beta=0.6, update='gradient', candidates=32,
-                        collaborators=16)
+                        collaborators=16, references=True, by_class=True, by_example=True,
+                        temperatures=True)
     """
 
     neighbors: int = hyperparameter(
@@ -151,6 +153,16 @@ class FedeRiCoFriends:
     collaborators: int = hyperparameter(
         16, at_least=1, help="number of models that share most, with which a client predicts"
     )
+    references: bool = hyperparameter(
+        True, help="train two more models for held-out losses; otherwise only guessing is the bar"
+    )
+    by_class: bool = hyperparameter(True, help="share classes; otherwise all or nothing")
+    by_example: bool = hyperparameter(
+        True, help="weigh examples by the probability of their labels under a neighbor's model"
+    )
+    temperatures: bool = hyperparameter(
+        True, help="evaluate models at their most likely temperature of five; otherwise as they are"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         neighbors.check(problem, self.neighbors, self.candidates, self.update)
@@ -160,7 +172,9 @@ class FedeRiCoFriends:
         num_mixed = min(self.collaborators, num_candidates)
         num_received = self.neighbors + 1
         sends_gradients = self.update == "gradient"
-        evidence = Evidence(problem, num_candidates)
+        evidence = Evidence(
+            problem, num_candidates, by_class=self.by_class, has_temperatures=self.temperatures
+        )
         num_classes = evidence.num_classes
 
         # ---- The client.
@@ -172,7 +186,9 @@ class FedeRiCoFriends:
             table = neighbors.candidates(table_key, client, num_candidates, num_clients, jnp.inf)
 
             # The references begin as the client's own model.
-            references = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), personal)
+            references = None
+            if self.references:
+                references = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), personal)
             row = Row(
                 table=table,
                 evidence=jnp.zeros((num_candidates, num_classes)),
@@ -193,13 +209,15 @@ class FedeRiCoFriends:
         def e_step(context: ClientContext, models: Params, row: Row, split: Split) -> Row:
             """A client's next row, but for the references, from the models (J, ...) that it received."""
             # B_c: the references, or guessing.
-            both_halves = halves(context.client, split)
-            held_out = evidence.held_out_losses(row.references.params, both_halves)
-            bar = jnp.minimum(held_out, evidence.guessing_losses(split))
+            bar = evidence.guessing_losses(split)
+            if row.references is not None:
+                both_halves = halves(context.client, split)
+                held_out = evidence.held_out_losses(row.references.params, both_halves)
+                bar = jnp.minimum(held_out, bar)
 
             # E_jc <- (1 - beta) E_jc + beta (B_c - L_jc); other models keep theirs.
             losses = evidence.losses_of_models(models, split)
-            newest = evidence.gains(evidence.by_class(losses, split), bar, split.size)
+            newest = evidence.gains(evidence.sum_by_class(losses, split), bar, split.size)
             no_losses = jnp.zeros(num_received)
             table, slots = neighbors.remember(row.table, context.index, no_losses)
             is_new = jnp.isinf(table.tracked[slots])[:, None]
@@ -215,7 +233,8 @@ class FedeRiCoFriends:
 
             # w_{j, y_s} p(y_s | x_s; phi_j), and 1 for its own model.
             weights = evidence.by_example(shares / shares.sum(axis=0), split)
-            weights = weights * evidence.explained(losses, bar, split.size)
+            if self.by_example:
+                weights = weights * evidence.explained(losses, bar, split.size)
             weights = jnp.where(is_own, 1.0, weights)
             is_real = jnp.arange(problem.n_max) < split.size
             return Row(table, all_evidence, jnp.where(is_real, weights, 0.0), row.references)
@@ -254,8 +273,9 @@ class FedeRiCoFriends:
             split = data.train
             if not context.later:
                 row = e_step(context, models, row, split)
-                references = train_references(context, row.references, split)
-                row = row._replace(references=references)
+                if row.references is not None:
+                    references = train_references(context, row.references, split)
+                    row = row._replace(references=references)
 
             # Relative to the largest one of each model.
             peaks = row.weights.max(axis=1)
@@ -354,7 +374,7 @@ class FedeRiCoFriends:
             adapt=adapt,
             exchanges=solver.max_steps(problem.n_max) if sends_gradients else 1,
             # An example is in one half, so that one reference trains on it.
-            ledger=Ledger(gradients=num_received + 1, unaccounted=BY_LOSS),
+            ledger=Ledger(gradients=num_received + self.references, unaccounted=BY_LOSS),
             report=MethodReport(scored="each client's mixture of its own model and its friends'"),
         )
 
@@ -406,10 +426,14 @@ class Evidence(NamedTuple):
     Attributes:
         problem: The problem of the method.
         num_candidates: C, number of models whose evidence a client tracks.
+        by_class: Whether classes are shared, and not all or nothing.
+        has_temperatures: Whether models are evaluated at several temperatures.
     """
 
     problem: Problem
     num_candidates: int
+    by_class: bool
+    has_temperatures: bool
 
     @property
     def is_regression(self) -> bool:
@@ -421,7 +445,7 @@ class Evidence(NamedTuple):
         """S: the number of classes that are shared or not; 1 unless each example has one of several classes."""
         model = self.problem.model
         has_classes = model.task == "classification" and len(model.output_shape) == 2
-        return model.output_shape[-1] if has_classes else 1
+        return model.output_shape[-1] if has_classes and self.by_class else 1
 
     def by_example(self, class_weights: Array, split: Split) -> Array:
         """(..., n_max) weights of a client's examples, from those of their classes (..., S)."""
@@ -432,7 +456,9 @@ class Evidence(NamedTuple):
     def losses(self, params: Params, split: Split) -> Array:
         """(n_max, T) losses of a model on a client's examples, at each temperature; 0 for padding."""
         model = self.problem.model
-        temperatures = (1.0,) if self.is_regression else TEMPERATURES
+        temperatures = TEMPERATURES
+        if self.is_regression or not self.has_temperatures:
+            temperatures = (1.0,)
 
         def losses_of_block(x: PyTree, y: Array) -> Array:
             outputs = model.apply(params, x)
@@ -451,7 +477,7 @@ class Evidence(NamedTuple):
 
         return self.problem.plan.over_models(evaluate, models)
 
-    def by_class(self, losses: Array, split: Split) -> Array:
+    def sum_by_class(self, losses: Array, split: Split) -> Array:
         """(..., T, S) sums of losses (..., n_max, T) over the examples of each class."""
         if self.num_classes == 1:
             return losses.sum(axis=-2)[..., None]
@@ -464,7 +490,7 @@ class Evidence(NamedTuple):
 
         def evaluate(reference: Params, is_first: Array) -> Array:
             other_half = chosen_half(is_first, second_half, first_half)
-            return self.by_class(self.losses(reference, other_half), other_half)
+            return self.sum_by_class(self.losses(reference, other_half), other_half)
 
         is_first = jnp.array([True, False])
         losses = self.problem.plan.over_models(evaluate, references, is_first).sum(axis=0)
@@ -531,7 +557,7 @@ class Evidence(NamedTuple):
         """What a client unseen in training predicts with, of N models."""
 
         def evaluate(model: Params, split: Split) -> Array:
-            return self.by_class(self.losses(model, split), split)
+            return self.sum_by_class(self.losses(model, split), split)
 
         losses = by_loss.evaluate_all(self.problem, models, split, evaluate)
         gains = self.gains(losses, self.guessing_losses(split), split.size)

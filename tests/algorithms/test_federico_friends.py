@@ -125,18 +125,27 @@ def test_halves_have_every_example_once_and_every_class_in_both():
 
 
 @pytest.mark.slow
-def test_rounds_of_friends_with_the_draws_given():
-    """Eight rounds in NumPy for five uneven clients, M = 2, with the neighbors that were drawn."""
+@pytest.mark.parametrize("off", ["", "references", "by_class", "by_example", "temperatures"])
+def test_rounds_of_friends_with_the_draws_given(off):
+    """Eight rounds in NumPy for five uneven clients, M = 2, with the neighbors that were drawn; without a part, too."""
     num = 5
     rate = 0.5
     sizes = np.array([12, 20, 9, 15, 1])
     federation = labels_of_two_groups(sizes)
-    states, drawn = train_and_note(FedeRiCoFriends(neighbors=2, beta=BETA), federation, rate, 8)
+    method = FedeRiCoFriends(neighbors=2, beta=BETA, **({off: False} if off else {}))
+    states, drawn = train_and_note(method, federation, rate, 8)
+    heats = 1 if off == "temperatures" else 5
+    num_classes = 1 if off == "by_class" else 2
+
+    def losses_of(theta, x, y):
+        losses = losses_by_class(theta, x, y, 2)[:heats]
+        return losses if num_classes == 2 else losses.sum(axis=1, keepdims=True)
+
     data_of = [(federation.train.x[k, :n], federation.train.y[k, :n]) for k, n in enumerate(sizes)]
     halves_by_client = [halves_of(federation, k) for k in range(num)]
     theta = linear_models(states[0])
     references = [[model, model] for model in theta]
-    evidence = np.zeros((num, num, 2))
+    evidence = np.zeros((num, num, num_classes))
     is_known = np.zeros((num, num), bool)
     weighed = []
     for number, held in enumerate(drawn):
@@ -146,14 +155,15 @@ def test_rounds_of_friends_with_the_draws_given():
             first, second = halves_by_client[i]
 
             # The bar: each reference on the other half, or guessing.
-            held_out = losses_by_class(references[i][0], *second, 2)
-            held_out = held_out + losses_by_class(references[i][1], *first, 2)
+            held_out = losses_of(references[i][0], *second) + losses_of(references[i][1], *first)
             held_out = min(held_out, key=np.sum)
-            bar = np.minimum(held_out, codes_of_labels(y, 2))
+            codes = codes_of_labels(y, 2)
+            codes = codes if num_classes == 2 else codes.sum(keepdims=True)
+            bar = codes if off == "references" else np.minimum(held_out, codes)
 
             # Evidence and posterior.
             for b in held[i]:
-                newest = best_evidence(bar, losses_by_class(theta[b], x, y, 2), num)
+                newest = best_evidence(bar, losses_of(theta[b], x, y), num)
                 average = (1 - BETA) * evidence[i, b] + BETA * newest
                 evidence[i, b] = average if is_known[i, b] else newest
                 is_known[i, b] = True
@@ -162,10 +172,10 @@ def test_rounds_of_friends_with_the_draws_given():
 
             # Gradients.
             for b in held[i]:
-                weights = np.ones(2) if b == i else shares[b] / total
+                weights = np.ones(2) if b == i else np.broadcast_to(shares[b] / total, 2)
                 for s in range(n):
                     loss, slope = loss_and_slope(theta[b], x[s : s + 1], y[s : s + 1])
-                    pull = 1 if b == i else np.exp(-loss)
+                    pull = 1 if b == i or off == "by_example" else np.exp(-loss)
                     gradient[b] += weights[y[s]] * pull * slope / sizes[b]
                 if b != i:
                     weighed.append(weights)
@@ -176,6 +186,9 @@ def test_rounds_of_friends_with_the_draws_given():
         theta = theta - rate * gradient
         state = states[number + 1]
         np.testing.assert_allclose(linear_models(state), theta, rtol=2e-3, atol=2e-5)
+        if off == "references":
+            assert state.rows.references is None
+            continue
         layer = state.rows.references.params["Dense_0"]
         kernels = np.append(layer["kernel"], np.asarray(layer["bias"])[:, :, None], axis=2)
         np.testing.assert_allclose(kernels, references, rtol=1e-3, atol=1e-5)

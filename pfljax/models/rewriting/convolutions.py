@@ -18,7 +18,9 @@ import jax.numpy as jnp
 
 from pfljax.contract.types import Array
 
-CACHE_BYTES = 3 << 18  # patches of this size stay in a core's cache (docs/results/speed-networks.md)
+CACHE_BYTES = (
+    3 << 18
+)  # patches of this size stay in a core's cache (docs/results/speed-networks.md)
 
 
 class Windows(NamedTuple):
