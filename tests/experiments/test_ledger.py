@@ -179,6 +179,20 @@ def test_orders_hold_differ_or_tie():
     }
 
 
+def test_a_difference_of_half_a_point_is_no_tie_whatever_the_rounding():
+    """In floating point, 16.4 - 15.9 is less than 0.5, and 82.8 - 82.3 is 0.5."""
+    assert scoreboard.order(Value(16.4), Value(15.9)) == 1
+    assert scoreboard.order(Value(82.8), Value(82.3)) == 1
+
+
+def test_equal_runs_are_no_lead_whatever_the_last_digit():
+    """Figures of runs have six digits; scores that differ by 1e-9 may be rounded to different ones."""
+    raw = of_runs()
+    for run, accuracy in zip(raw["runs"], [0.5, 0.7, 0.6, 0.500001, 0.7, 0.61], strict=True):
+        run["accuracy"] = accuracy
+    assert "+0.3 (1 of 3) |" in tables.table(entries.made(raw))
+
+
 def test_deviations_make_ties():
     """Two standard errors of a difference of 3 with s = 4: 2 sqrt(16 / n + 16 / n) is 4.6 for n = 6, 2.8 for n = 16."""
     assert scoreboard.order(Value(80, 4.0, 6), Value(77, 4.0, 6)) == 0
