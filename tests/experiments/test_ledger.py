@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import toys
 
 from experiments.ledger import entries, programs, scoreboard, stale, tables
 from experiments.ledger.__main__ import main
@@ -324,6 +325,12 @@ def test_digests_do_not_depend_on_the_order_of_calls():
     backward = programs.digests(names[::-1])
     assert forward == backward and len(set(forward.values())) == 3
     assert programs.digests(["no method", "partition:natural"]) == {}
+
+
+@toys.each_method(fast=("q_ffl", "fedfomo", "fedtp", "fedit", "federico"))
+def test_every_method_has_a_digest(name):
+    """Also those that need more than an MLP and their defaults."""
+    assert programs.digest(name) is not None
 
 
 @pytest.mark.parametrize("name", programs.DEALT)
