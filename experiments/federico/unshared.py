@@ -19,7 +19,7 @@ import optax
 
 import pfljax as pfl
 from experiments.federico.cells import ABOUT, CELLS, Data, clients_of, is_regression, read
-from pfljax.evaluation import statistics
+from pfljax.evaluation import rounding, statistics
 from pfljax.folder import files
 from pfljax.report.rendering import markdown_table
 
@@ -47,16 +47,22 @@ class Scores(NamedTuple):
 
     Attributes:
         scores: (seeds, K) scores of all clients, in percent.
-        gains: (seeds, K) the differences to Local.
+        local: (seeds, K) those of Local.
     """
 
     scores: np.ndarray
-    gains: np.ndarray
+    local: np.ndarray
+
+    @property
+    def gains(self) -> np.ndarray:
+        """The differences to Local (seeds, K)."""
+        return rounding.subtract(self.scores, self.local)
 
     @property
     def losing(self) -> float:
         """The share of clients more than 5 points below Local."""
-        return float((self.gains < -5).mean())
+        errors = rounding.error_of(self.scores, self.local)  # five points are not more than five
+        return float((self.gains < -5 - errors).mean())
 
 
 def measure(
@@ -83,10 +89,10 @@ def measure(
     def last_scores(name: str) -> np.ndarray:
         folders = [out / name / f"seed-{seed}" for seed in seeds]
         arrays = [files.read_npz(folder / "results.npz") for folder in folders]
-        return 100 * np.stack([array[f"{score}_test"][-1] for array in arrays])
+        return 100 * np.stack([array[f"{score}_test"][-1] for array in arrays], dtype=np.float64)
 
     scores = {name: last_scores(name) for name in methods}
-    return {name: Scores(values, values - scores["local"]) for name, values in scores.items()}
+    return {name: Scores(values, scores["local"]) for name, values in scores.items()}
 
 
 def shown(name: str, found: Scores) -> str:

@@ -3,7 +3,8 @@
 python -m experiments.ledger add NAME FOLDER [FOLDER ...]    an entry from finished runs
 python -m experiments.ledger write                           the tables of docs/results, from the entries
 python -m experiments.ledger check                           whether they are the same, byte for byte
-python -m experiments.ledger stale                           tables older than their methods or the engine
+python -m experiments.ledger stale                           tables whose methods compute something else by now
+python -m experiments.ledger broken                          tables without commit and runs, or of a missing commit
 python -m experiments.ledger scoreboard                      how often our order of methods is a paper's
 """
 
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.ledger import added, entries, scoreboard, stale, tables
+from experiments.ledger import added, commits, entries, scoreboard, stale, tables
 from experiments.ledger.entries import ROOT, Entry
 
 
@@ -33,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = whole.add_subparsers(dest="command", required=True)
-    for name in ("write", "check", "stale", "scoreboard"):
+    for name in ("write", "check", "stale", "broken", "scoreboard"):
         commands.add_parser(name)
     add = commands.add_parser("add")
     add.add_argument("name", help="the entry's name, such as federico-table1-digits")
@@ -77,11 +78,15 @@ def add(words: argparse.Namespace, root: Path) -> None:
     own = {
         name: getattr(words, name) for name in ("title", "machine", "commit", "called", "row_first")
     }
-    entry = added.entry_of(words.folders, written if words.cells else measured, **own)
+    entry = added.entry_of(words.folders, written if words.cells else measured, **own, root=root)
     tables.table(entry)  # find mistakes before writing anything
     print(
         f"{len(entry.runs or [])} runs of commit {entry.commit}: {entries.write(words.name, entry, root)}"
     )
+    if entry.programs is None:
+        print(
+            f"programs are not recorded: pfljax has changed since {entry.commit}, or git lacks it"
+        )
     if words.name not in tables.marked(root):
         print(
             f"no page shows it; put <!-- ledger: {words.name} --> and <!-- /ledger --> on lines of one, then write"
@@ -106,8 +111,10 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
             )
         elif words.command == "scoreboard":
             print(scoreboard.table(found, tables.marked(root)))
+        elif words.command == "broken":
+            print("\n".join(commits.broken(found, root)) or "all tables have a commit or runs")
         else:
-            print("\n".join(stale.lines(found, root)) or "no table is older than its files")
+            print("\n".join(stale.lines(found)) or "all methods compute what they did")
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

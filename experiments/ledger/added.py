@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.ledger.entries import Column, Entry, Row, made, text
+from experiments.ledger import programs
+from experiments.ledger.commits import changed
+from experiments.ledger.entries import PARTITION, ROOT, Column, Entry, Row, made, text
 from pfljax.algorithms import METHODS
 from pfljax.cli.names import current
 from pfljax.folder import files, former
@@ -38,6 +40,7 @@ def entry_of(
     commit: str | None = None,
     called: str = "",
     row_first: bool = False,
+    root: Path = ROOT,
 ) -> Entry:
     """The entry of the runs in some folders. A run's folder is COLUMN/ROW/split-N-seed-M or ROW/seed-M.
 
@@ -49,6 +52,7 @@ def entry_of(
         commit: The commit; by default, that of the oldest run.
         called: The command; by default, what the runs say. Runs made in Python do not say it.
         row_first: Whether run folders are ROW/COLUMN/... instead.
+        root: The repository.
 
     Raises:
         ValueError: if there are no runs, or if their commit is not known.
@@ -76,6 +80,9 @@ def entry_of(
             "the runs were made in Python and do not say their command; accepted: --command"
         )
     columns, rows = shown(runs)
+    methods = list(dict.fromkeys(settings_of(config)["method"] for config in configs))
+    names = [*methods, *partitions_of(configs)]
+    recorded = recorded_programs(names, commits or [commit], root)
     raw = Entry(
         title=title or folders[0].name,
         command=called or "; ".join(dict.fromkeys(plain(config["command"]) for config in configs)),
@@ -84,10 +91,12 @@ def entry_of(
         date=datetime.date.fromtimestamp(paths[-1].stat().st_mtime).isoformat(),
         machine=machine or this_machine(),
         versions={"Python": configs[0]["versions"]["python"], "jax": configs[0]["versions"]["jax"]},
-        methods=list(dict.fromkeys(settings_of(config)["method"] for config in configs)),
+        methods=methods,
         columns=columns,
         rows=rows,
         runs=runs,
+        programs=recorded,
+        programs_jax=None if recorded is None else programs.jax_version(),
     )
     return made(json.loads(text(raw)))
 
@@ -95,6 +104,25 @@ def entry_of(
 def settings_of(config: dict) -> dict[str, Any]:
     """A run's settings by their present names, whether a command or Python made it."""
     return current(config.get("flags") or config["settings"])
+
+
+def partitions_of(configs: Iterable[dict]) -> list[str]:
+    """The partitions of runs, as programs are named by them; none of runs made in Python."""
+    names = [settings_of(config).get("partition") for config in configs]
+    return [f"{PARTITION}{name}" for name in dict.fromkeys(names) if name]
+
+
+def recorded_programs(
+    names: Iterable[str], commits: Iterable[str], root: Path
+) -> dict[str, str] | None:
+    """Digests of what methods and partitions compute, by name; None if that is not what the commits computed.
+
+    The digests are those of the code as it is now, so that it must be the code of the commits.
+    """
+    for commit in commits:
+        if changed(root, commit) != []:
+            return None
+    return programs.digests(names)
 
 
 def names_of(path: Path, folders: Iterable[Path], row_first: bool) -> tuple[str, str]:

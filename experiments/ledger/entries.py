@@ -1,4 +1,7 @@
-"""What an entry of the ledger holds, how it is checked, and its file docs/results/data/NAME.json."""
+"""What an entry of the ledger holds, how it is checked, and its file docs/results/data/NAME.json.
+
+Superseded tables are in docs/results/data/archive. No page shows them, and the ledger's commands leave them out.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,9 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 DATA = Path("docs/results/data")  # from the repository's root
+ARCHIVE = DATA / "archive"
+OPTIONAL = ("programs", "programs_jax")  # of an entry; its file leaves them out if they are None
+PARTITION = "partition:"  # before a partition's name among programs
 SPREAD = re.compile(r"(-?[\d.]+) ± ([\d.]+)")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 DATE = re.compile(r"20\d\d-\d\d(-\d\d)?")
@@ -75,6 +81,9 @@ class Entry:
         columns: The columns after the first, which holds the rows' titles.
         rows: The rows.
         runs: For each run "row", "column", "split", "seed" and figures; None if the runs were not kept.
+        programs: Digests of what its methods computed when it was measured, by name, and of its partition, as
+            "partition:NAME" (see `experiments.ledger.programs`); None if they were not recorded.
+        programs_jax: The version of jax of these digests.
     """
 
     title: str
@@ -88,6 +97,8 @@ class Entry:
     columns: list[Column]
     rows: list[Row]
     runs: list[dict[str, Any]] | None = None
+    programs: dict[str, str] | None = None
+    programs_jax: str | None = None
 
     def value(self, row: Row, column: Column) -> Value | None:
         """The value in a cell, in percent if it is an accuracy; None if the cell has no number."""
@@ -178,6 +189,11 @@ def wrong(entry: Entry) -> str:
         return "accepted: either commit or published_in, and the other null"
     if not DATE.fullmatch(entry.date):
         return f"date {entry.date!r}; accepted: YYYY-MM-DD or YYYY-MM"
+    if (entry.programs is None) != (entry.programs_jax is None):
+        return "accepted: programs with programs_jax, or neither"
+    for name in entry.programs or {}:
+        if name not in entry.methods and not name.startswith(PARTITION):
+            return f"programs: {name} is no method of the entry"
     names = {row.name for row in entry.rows}
     if len(names) < len(entry.rows):
         return "two rows have one name"
@@ -204,6 +220,8 @@ def text(entry: Entry) -> str:
     """The entry's file: a line for each column, row and run."""
     lines = []
     for key, value in dataclasses.asdict(entry).items():
+        if key in OPTIONAL and value is None:
+            continue
         if key in ("columns", "rows", "runs") and value:
             items = [{name: item[name] for name in item if kept(key, name, item)} for item in value]
             shown = ",\n".join(f"    {json.dumps(item, ensure_ascii=False)}" for item in items)
@@ -218,14 +236,14 @@ def kept(key: str, name: str, item: dict) -> bool:
     return key == "runs" or name == "title" or bool(item[name])
 
 
-def read(root: Path = ROOT) -> dict[str, Entry]:
-    """All entries by name, oldest first.
+def read(root: Path = ROOT, folder: Path = DATA) -> dict[str, Entry]:
+    """All entries by name, oldest first; those of the archive with `folder=ARCHIVE`.
 
     Raises:
         ValueError: if a file is no entry; the text names it.
     """
     found = {}
-    for path in sorted((root / DATA).glob("*.json")):
+    for path in sorted((root / folder).glob("*.json")):
         try:
             found[path.stem] = made(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, KeyError) as error:

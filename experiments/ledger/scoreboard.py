@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from experiments.ledger.entries import Column, Entry, Value, summary
 from experiments.ledger.tables import papers_value
 from experiments.papers import NAMES
+from pfljax.evaluation import rounding
 from pfljax.report.rendering import markdown_table
 
 NAME = "scoreboard"  # of its place in a page
@@ -32,10 +33,12 @@ def error_of(one: Value, other: Value) -> float:
 def order(one: Value, other: Value) -> int:
     """1 if the first is above the second, -1 if below, 0 if they tie.
 
-    They tie if they differ by less than TIE, or by less than ERRORS standard errors of the difference.
+    They tie if they differ by less than TIE, or by less than ERRORS standard errors of the difference. In floating
+    point, 16.4 and 15.9 differ by less than 0.5.
     """
     difference = one.mean - other.mean
-    if abs(difference) < max(TIE, ERRORS * error_of(one, other)):
+    error = float(rounding.error_of(one.mean, other.mean))
+    if abs(difference) + error < max(TIE, ERRORS * error_of(one, other)):
         return 0
     return 1 if difference > 0 else -1
 

@@ -1,84 +1,83 @@
-"""Which tables were measured before their methods or the engine changed."""
+"""Which tables were measured before their methods, or the partitions of their data, computed what they compute now.
+
+What counts is the digest of the program that was recorded with the table (see `experiments.ledger.programs`), and not
+which files have changed.
+"""
 
 from __future__ import annotations
 
-import re
-import subprocess
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
-from experiments.ledger.entries import ROOT, Entry
+from experiments.ledger import programs
+from experiments.ledger.entries import PARTITION, Entry
 from pfljax.algorithms import METHODS
 
-ENGINE = tuple(
-    f"pfljax/{room}"
-    for room in (
-        "contract",
-        "models",
-        "exchange",
-        "local",
-        "data",
-        "evaluation",
-        "stages",
-        "stores",
-        "training",
-    )
-)
-IMPORTED = re.compile(
-    r"^from ((?:pfljax\.algorithms|experiments)[.\w]*) import (\w+)", re.MULTILINE
-)
-MODULE = re.compile(r"-m (experiments[.\w]+)")
 
-
-def files_of(entry: Entry, root: Path = ROOT) -> list[str]:
-    """The files of a table's methods and command, with what they import outside the engine."""
-    names = [METHODS[name].__module__ for name in entry.methods] + MODULE.findall(entry.command)
-    found: dict[str, None] = {}
-    while names:
-        path = path_of(names.pop(), root)
-        if path is None or path in found:
-            continue
-        found[path] = None
-        for module, name in IMPORTED.findall((root / path).read_text(encoding="utf-8")):
-            names += [module, f"{module}.{name}"]
-    return sorted(found)
-
-
-def path_of(module: str, root: Path) -> str | None:
-    """The file of a module, from the root."""
-    path = module.replace(".", "/")
-    return next(
-        (file for file in (f"{path}.py", f"{path}/__main__.py") if (root / file).is_file()), None
-    )
-
-
-def changed(root: Path, commit: str, paths: Iterable[str]) -> list[str] | None:
-    """The files at or below some paths that differ from a commit's; None if git or the commit is missing."""
-    if not (root / ".git").exists():  # outside a repository, git diff compares two files
-        return None
-    asked = ["git", "diff", "--name-only", commit, "--", *paths]
-    try:
-        told = subprocess.run(asked, cwd=root, capture_output=True, text=True, check=False)
-    except OSError:  # git is not installed
-        return None
-    return told.stdout.split() if told.returncode == 0 else None
-
-
-def lines(entries: Mapping[str, Entry], root: Path = ROOT) -> list[str]:
-    """A line for each stale table, oldest first."""
+def lines(entries: Mapping[str, Entry]) -> list[str]:
+    """A line for each stale table, oldest first, and one for all tables of which nothing is known."""
+    in_order = sorted(entries.items(), key=lambda pair: pair[1].date)
+    version = programs.jax_version()
     found = []
-    for name, entry in sorted(entries.items(), key=lambda pair: pair[1].date):
-        commit = entry.commit or entry.published_in or ""
-        own, engine = (
-            changed(root, commit, paths) for paths in (files_of(entry, root) or ["-"], ENGINE)
+    unrecorded = 0
+    versions: dict[
+        str, int
+    ] = {}  # number of tables that cannot be compared, by their version of jax
+    for name, entry in in_order:
+        reasons = reasons_of_absence(entry)
+        if entry.programs is None:
+            unrecorded += 1
+        elif entry.programs_jax != version:
+            versions[entry.programs_jax or ""] = versions.get(entry.programs_jax or "", 0) + 1
+        else:
+            reasons += reasons_of_change(entry.programs)
+        if reasons:
+            found.append(f"{entry.date}  {name}: {'; '.join(reasons)}")
+
+    for other, number in versions.items():
+        text = (
+            f"measured with jax {other}, whose programs cannot be compared with those of {version}"
         )
-        if own is None or engine is None:
-            found.append(
-                f"{entry.date}  {name}: git or commit {commit} is missing, so what changed is not known"
-            )
-        elif own or engine:
-            shown = ", ".join(own[:4]) + (f" and {len(own) - 4} more" if len(own) > 4 else "")
-            found.append(
-                f"{entry.date}  {name}: own files {shown or 'none'}; engine {len(engine)} files"
-            )
+        found.append(f"{tables(number)} {text}")
+    if unrecorded:
+        found.append(f"{tables(unrecorded)} measured before programs were recorded")
     return found
+
+
+def reasons_of_absence(entry: Entry) -> list[str]:
+    """Says which methods of a table are gone."""
+    gone = [name for name in entry.methods if name not in METHODS]
+    if not gone:
+        return []
+    return [f"{listed(gone)} {'are' if len(gone) > 1 else 'is'} gone"]
+
+
+def reasons_of_change(recorded: Mapping[str, str]) -> list[str]:
+    """Says which methods and partitions have another digest than the recorded one; those that are gone do not count."""
+    changed = []
+    for name, digest in recorded.items():
+        is_gone = not name.startswith(PARTITION) and name not in METHODS
+        if not is_gone and programs.digest(name) != digest:
+            changed.append(name)
+
+    methods = [name for name in changed if not name.startswith(PARTITION)]
+    reasons = []
+    if methods:
+        verb = "compute" if len(methods) > 1 else "computes"
+        reasons.append(f"{listed(methods)} {verb} something else than when this was measured")
+    for name in changed:
+        if name not in methods:
+            partition = name.removeprefix(PARTITION)
+            reasons.append(
+                f"partition {partition} deals other examples than when this was measured"
+            )
+    return reasons
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names with commas."""
+    return ", ".join(names)
+
+
+def tables(number: int) -> str:
+    """The number of tables, with its verb."""
+    return "1 table was" if number == 1 else f"{number} tables were"

@@ -31,6 +31,9 @@ from experiments.papers import NAMES
 from pfljax.report.rendering import markdown_table
 
 PAGES = Path("docs/results")
+LAST_DIGIT = (
+    1e-5  # relative; figures of runs have six digits, the last of which rounding may change
+)
 SIDES = {"-": "the page has", "+": "the ledger gives"}
 MARKED = re.compile(r"(?<=<!-- ledger: )([\w.-]+)( -->\n)(.*?)(?=<!-- /ledger -->)", re.DOTALL)
 
@@ -105,7 +108,7 @@ def lead(entry: Entry, row: Row, column: Column) -> str:
     if row is leader or best is None or own is None or best.runs is None or own.runs is None:
         return ""
     gains = {trial: best.runs[trial] - own.runs[trial] for trial in best.runs if trial in own.runs}
-    number = sum(gain > 0 for gain in gains.values())
+    number = sum(gain > LAST_DIGIT * best.runs[trial] for trial, gain in gains.items())
     return f"{summary(gains).mean:+.1f} ({number} of {len(gains)})" if gains else ""
 
 

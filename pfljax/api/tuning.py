@@ -26,6 +26,7 @@ from pfljax.api.study import Rerun, in_halves
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.contract.speech import logger, with_former_say
 from pfljax.data import Federation, distinct_codes
+from pfljax.evaluation import rounding
 from pfljax.evaluation.metrics import score_of_task, sign_of
 from pfljax.evaluation.statistics import Trial
 from pfljax.folder import files, fingerprint, former, locks
@@ -133,13 +134,9 @@ class Tuning:
 
     @property
     def best(self) -> Point:
-        """The point with the best score."""
-
-        def score_and_loss(number: int) -> tuple[float, float]:
-            return self.scores[number], -self.losses[number]
-
-        known = [number for number, score in enumerate(self.scores) if not np.isnan(score)]
-        return self.points[max(known, key=score_and_loss)]
+        """The point with the best score; of several with equal scores, the one with the lowest loss."""
+        equal = np.flatnonzero(rounding.is_best(self.scores))
+        return self.points[min(equal, key=self.losses.__getitem__)]
 
 
 def tried(points: Sequence[Point], scores: Sequence[float]) -> str:

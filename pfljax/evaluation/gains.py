@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from pfljax.evaluation.statistics import EQUAL, RunSummary, Trial, interval
+from pfljax.evaluation import rounding
+from pfljax.evaluation.statistics import RunSummary, Trial, interval
 
 FAR = 0.05  # a loss of accuracy that is counted separately, as a fraction
 LATE = 0.25  # the share of the rounds in which a trend is looked for
@@ -37,18 +38,23 @@ class Effect(NamedTuple):
     clients: int  # number of clients, added up over runs
 
     @classmethod
-    def from_gains(cls, gains: np.ndarray) -> Effect:
-        """Summarizes gains (n,), one per client and run."""
-        if not len(gains):
+    def from_scores(cls, scores: Float[np.ndarray, "n 2"], sign: int = 1) -> Effect:
+        """Summarizes clients' scores with the reference and with the method, one row per client and run.
+
+        `sign` is 1 if high scores are good, -1 if low ones are.
+        """
+        if not len(scores):
             return cls(math.nan, math.nan, math.nan, math.nan, math.nan, 0)
+        gains = gains_of(scores, sign)
+        errors = rounding.error_of(scores[:, 0], scores[:, 1])
 
         def share(is_counted: np.ndarray) -> float:
             return float(is_counted.mean())
 
         return cls(
-            helped=share(gains > EQUAL),
-            hurt=share(gains < -EQUAL),
-            far=share(gains < -FAR - EQUAL),
+            helped=share(gains > 0),
+            hurt=share(gains < 0),
+            far=share(gains < -FAR - errors),
             worst=float(gains.min()),
             median=float(np.median(gains)),
             clients=len(gains),
@@ -70,7 +76,7 @@ class Trend(NamedTuple):
         """
         if math.isnan(self.low):
             return "-"
-        if self.low <= EQUAL and self.high >= -EQUAL:
+        if self.low <= 0 <= self.high:
             return NEITHER
         return IMPROVING if sign * self.change > 0 else WORSE
 
@@ -85,6 +91,11 @@ def pairs(scores: ClientScores, others: ClientScores) -> Float[np.ndarray, "n 2"
         pairs_of_runs.append(np.stack([others[trial], scores[trial]], axis=1))
     joined = np.concatenate(pairs_of_runs)
     return joined[np.isfinite(joined).all(axis=1)]
+
+
+def gains_of(scores: Float[np.ndarray, "n 2"], sign: int = 1) -> Float[np.ndarray, " n"]:
+    """Returns the gains of `pairs`: positive is better, and exactly 0 where scores are equal up to rounding."""
+    return sign * rounding.subtract(scores[:, 1], scores[:, 0])
 
 
 def common_trials(scores: ClientScores, others: ClientScores) -> list[Trial]:
@@ -113,7 +124,7 @@ def mean_gain(
     # Each client's gain in each run, by data.
     gains_by_data: dict[Any, list[np.ndarray]] = {}
     for trial in common_trials(scores, others):
-        gains = sign * (scores[trial] - others[trial])
+        gains = sign * rounding.subtract(scores[trial], others[trial])
         gains_by_data.setdefault(data[trial], []).append(gains)
 
     # Its mean over the runs with the same data.
@@ -139,6 +150,9 @@ def trend(rounds: Sequence[int], curves: Float[np.ndarray, "runs T"]) -> Trend:
     late = times[first:]
     slopes = np.polyfit(late, curves[:, first:].T, 1)[0]
 
+    # Scores that are equal up to rounding have no trend.
     changes = slopes * (late[-1] - late[0])
+    largest = np.abs(curves[:, first:]).max(axis=1)
+    changes = np.where(np.abs(changes) <= rounding.error_of(largest, 0), 0.0, changes)
     low, high = interval(changes)
     return Trend(float(changes.mean()), low, high)

@@ -10,6 +10,7 @@ If all of these have the same split, the intervals do not cover the draw of the 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,11 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError
+from pfljax.evaluation import rounding
 
 LEVEL = 0.05  # two-sided; intervals cover 1 - LEVEL
 FEWEST = 6  # units of a sign-flip test that can reach LEVEL: its smallest p is 2^(1 - n)
-EQUAL = 1e-12  # means of equal scores may differ by rounding
-RESAMPLES = 9999  # of sign-flip tests; exact up to 13 units
+MOST = 20  # units of an exact sign-flip test, which adds up 2^(n - 1) sums
+RESAMPLES = 9999  # random flips of tests with more units
 
 
 class Trial(NamedTuple):
@@ -119,24 +121,48 @@ def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     return float(mean - half), float(mean + half)
 
 
-def sign_flip(values: Sequence[float] | np.ndarray) -> float:
-    """Returns the two-sided p of the hypothesis that the values (n,) are symmetric about 0; NaN for fewer than two.
+def sign_flip(
+    values: Sequence[float] | np.ndarray, errors: Sequence[float] | np.ndarray | float = 0.0
+) -> float:
+    """Returns the two-sided p of the hypothesis that the values (n,) are symmetric about 0.
 
-    The p is exact for up to 13 values.
+    It is NaN for fewer than two values, and if one is infinite. The p is the share of flips of signs whose sum is at
+    least as far from 0 as that of the values. A sum that is equal up to rounding counts. The p is exact for up to 20
+    values; more are flipped at random.
+
+    Args:
+        values: Differences of scores, one per unit.
+        errors: Their errors by rounding, which are relative to the scores (see `rounding.error_of`).
     """
-    from scipy import stats  # heavy
-
-    if len(values) < 2:
+    values = np.asarray(values, float)
+    if len(values) < 2 or not np.isfinite(values).all():
         return math.nan
-    test = stats.permutation_test(
-        (np.asarray(values, float),),
-        lambda flipped, axis: flipped.mean(axis=axis),
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        rng=np.random.default_rng(0),
-    )
-    return float(test.pvalue)
+
+    # The error of a sum is that of its terms, and of their addition.
+    addition = 2 * len(values) * np.finfo(float).eps * np.abs(values)
+    error = np.sum(addition + errors)
+    extreme = abs(values.sum()) - error
+
+    if len(values) <= MOST:
+        is_extreme = np.abs(sums_of_flips(values)) >= extreme
+        return float(is_extreme.mean())
+
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), size=(RESAMPLES, len(values)))
+    is_extreme = np.abs(signs @ values) >= extreme
+    return float(is_extreme.sum() + 1) / (
+        RESAMPLES + 1
+    )  # the values themselves are one of the flips
+
+
+def sums_of_flips(values: np.ndarray) -> np.ndarray:
+    """Returns the sums (2^(n-1),) of values (n,) with all signs, of which the first one is +.
+
+    The others are the same with the opposite sign.
+    """
+    sums = values[:1]
+    for value in values[1:]:
+        sums = np.concatenate([sums + value, sums - value])
+    return sums
 
 
 def in_units(scores: Scores) -> dict[int | None, float]:
@@ -159,23 +185,45 @@ def has_splits(trials: Iterable[Trial]) -> bool:
     return len({split for _, split in trials}) > 1
 
 
-def paired(scores: Scores, others: Scores) -> np.ndarray:
-    """Returns a method's score minus another's in each unit (n,) of their common trials."""
-    differences = {trial: scores[trial] - others[trial] for trial in scores if trial in others}
-    scores_by_unit = in_units(differences)
-    return np.array([*scores_by_unit.values()])
+class Paired(NamedTuple):
+    """A method's scores minus another's, in units.
+
+    Attributes:
+        gains: (n,) the differences; exactly 0 where the scores are equal up to rounding.
+        errors: (n,) the largest errors of the differences by rounding.
+    """
+
+    gains: np.ndarray
+    errors: np.ndarray
+
+
+def paired(scores: Scores, others: Scores) -> Paired:
+    """Returns a method's score minus another's in each unit of their common trials."""
+    differences = {}
+    errors = {}
+    for trial in scores:
+        if trial in others:
+            difference = scores[trial] - others[trial]
+            error = float(rounding.error_of(scores[trial], others[trial]))
+            differences[trial] = difference
+            errors[trial] = math.nan if math.isnan(difference) else error
+
+    gains = np.array([*in_units(differences).values()])
+    gain_errors = np.array([*in_units(errors).values()])
+    is_zero = np.abs(gains) <= gain_errors
+    return Paired(np.where(is_zero, 0.0, gains), gain_errors)
 
 
 def difference(scores: Scores, others: Scores, sign: int = 1) -> Difference:
     """Compares a method with another in the units of their common trials; `sign` is -1 if low scores are good."""
-    gains = paired(scores, others)
+    gains, errors = paired(scores, others)
     low, high = interval(gains)
-    better = sign * np.where(np.abs(gains) < EQUAL, 0, gains)
+    better = sign * gains
     return Difference(
         difference=RunSummary.from_values(gains).mean,
         difference_low=low,
         difference_high=high,
-        p=sign_flip(gains),
+        p=sign_flip(gains, errors),
         wins=int((better > 0).sum()),
         ties=int((better == 0).sum()),
         losses=int((better < 0).sum()),
@@ -187,23 +235,29 @@ def ranks(scores: Mapping[str, Scores], sign: int = 1) -> dict[str, int | None]:
 
     Methods are sorted by mean. The first opens rank 1. Each next one shares the rank if it does not separate from the
     method that opened it (see `Difference.separates`). Otherwise it opens a rank, which is its position in the order,
-    such as 1, 1, 3. The levels are not adjusted for the number of comparisons, and a shared rank does not show that
-    methods are equal. A method with fewer than two units has no rank (None). `sign` is -1 if low scores are good.
+    such as 1, 1, 3. Methods whose means are equal up to rounding have one rank: they share the rank before unless all
+    of them separate, and the first one given opens theirs. The levels are not adjusted for the number of comparisons,
+    and a shared rank does not show that methods are equal. A method with fewer than two units has no rank (None).
+    `sign` is -1 if low scores are good.
     """
-    means = {}
-    for name, method_scores in scores.items():
-        if len(in_units(method_scores)) > 1:
-            means[name] = RunSummary.from_values([*method_scores.values()]).mean
-    in_order = sorted(means, key=lambda name: -sign * means[name])
+    names = [name for name in scores if len(in_units(scores[name])) > 1]
+    means = [RunSummary.from_values([*scores[name].values()]).mean for name in names]
+    sort_keys = dict(zip(names, -sign * rounding.comparable(means), strict=True))
+    in_order = sorted(names, key=sort_keys.__getitem__)
 
     rank_by_method: dict[str, int | None] = dict.fromkeys(scores)
     rank = 0
     first = ""  # the method that opened the rank
-    for position, name in enumerate(in_order, 1):
-        if not first or difference(scores[name], scores[first], sign).separates:
+    position = 1
+    for _, group in itertools.groupby(in_order, key=sort_keys.__getitem__):
+        equal = [*group]
+        if not first or all(
+            difference(scores[name], scores[first], sign).separates for name in equal
+        ):
             rank = position
-            first = name
-        rank_by_method[name] = rank
+            first = equal[0]
+        rank_by_method |= dict.fromkeys(equal, rank)
+        position += len(equal)
     return rank_by_method
 
 

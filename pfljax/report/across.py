@@ -284,7 +284,7 @@ def difference_panels(methods: Sequence[Method], score: Score, reference: str) -
         for method in methods:
             if method.group != base.group or method is base:
                 continue
-            differences = scale * statistics.paired(method.scores, base.scores)
+            differences = scale * statistics.paired(method.scores, base.scores).gains
             if len(differences) > 1:
                 low, high = statistics.interval(differences)
                 values[method.title] = (differences.mean(), low, high)
@@ -296,7 +296,7 @@ def difference_panels(methods: Sequence[Method], score: Score, reference: str) -
 
 def shown_pairs(scores: np.ndarray, sign: int) -> np.ndarray:
     """Returns clients' scores with two methods (n, 2) from the largest gain to the smallest, thinned out."""
-    losses = sign * (scores[:, 0] - scores[:, 1])
+    losses = -gains.gains_of(scores, sign)
     in_order = scores[np.argsort(losses, kind="stable")]
     return in_order[evenly(len(in_order), MAX_POINTS)]
 
@@ -308,7 +308,7 @@ def gain_panels(methods: Sequence[Method], score: Score, reference: str) -> dict
         shown = shown_pairs(pair.scores, score.sign)
         title = pair.method.title
         axis = Axis(f"{title}'s gain, {score.label}", percent=score.percent)
-        panels[title] = plain(client_gains(score.sign * (shown[:, 1] - shown[:, 0]), axis))
+        panels[title] = plain(client_gains(gains.gains_of(shown, score.sign), axis))
     return panels
 
 
@@ -446,7 +446,7 @@ def effects_section(
     number = number_of(score.percent)
     body = []
     for pair in pairs_of(methods, reference):
-        effect = gains.Effect.from_gains(score.sign * (pair.scores[:, 1] - pair.scores[:, 0]))
+        effect = gains.Effect.from_scores(pair.scores, score.sign)
         mean, low, high = mean_gain(pair.method, pair.reference, score.sign)
         cells = [pair.method.title, statistics.signed_interval(mean, low, high, number)]
         cells += [share_text(effect.helped), share_text(effect.hurt)]

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from pfljax.evaluation import gains, statistics
+from pfljax.evaluation import gains, rounding, statistics
 from pfljax.evaluation.statistics import Trial
 from pfljax.folder import files, former, planned
 from pfljax.report.page import NAME
@@ -180,11 +180,13 @@ def group_runs(runs: Sequence[FolderRun], start: Path) -> list[Method]:
         )
         methods.append(method)
 
-    def worst_last(method: Method) -> float:
+    # Methods with equal scores stay in the order of their titles.
+    signed_means = []
+    for method in methods:
         mean = np.nan_to_num(np.mean(method.measures["score"]))
-        return -method.runs[0].score.sign * float(mean)
-
-    return sorted(methods, key=worst_last)
+        signed_means.append(method.runs[0].score.sign * float(mean))
+    descending = np.argsort(-rounding.comparable(signed_means), kind="stable")
+    return [methods[position] for position in descending]
 
 
 def address(folder: Path, start: Path) -> str:

@@ -13,6 +13,7 @@ from pfljax import data
 from pfljax.contract.types import Algorithm, First, Key, PyTree, State
 from pfljax.data import Federation
 from pfljax.evaluation import metrics as evaluation
+from pfljax.evaluation import rounding
 from pfljax.exchange import lifting
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import participations
@@ -182,7 +183,10 @@ def best_row(rows: Sequence[dict], score: str = "", higher_is_better: bool = Tru
         return row["round"] and row[name] is not None and np.isfinite(row[name])
 
     known = [row for row in rows if is_known(row)]
-    best = max(known or rows[-1:], key=lambda row: sign * row[name])
+    if not known:
+        return rows[-1] | {"selected_by": name}
+    is_best = rounding.is_best([sign * row[name] for row in known])
+    best = known[int(np.argmax(is_best))]  # the first of equal ones
     return best | {"selected_by": name}
 
 

@@ -27,9 +27,10 @@ def test_clients_of_common_runs_are_paired_and_those_without_a_score_are_left_ou
 
 def test_shares_of_clients_that_are_helped_and_hurt():
     """Of five gains two are positive, two negative, and one loses more than five points; exactly five are not more."""
-    effect = Effect.from_gains(np.array([0.2, 0.0, -0.05, 0.1, -0.3]))
-    assert effect == Effect(0.4, 0.4, 0.2, -0.3, 0.0, 5)
-    nobody = Effect.from_gains(np.empty(0))
+    after = 0.5 + np.array([0.2, 0.0, -0.05, 0.1, -0.3])
+    effect = Effect.from_scores(np.stack([np.full(5, 0.5), after], axis=1))
+    assert effect == pytest.approx(Effect(0.4, 0.4, 0.2, -0.3, 0.0, 5))
+    nobody = Effect.from_scores(np.empty((0, 2)))
     assert np.isnan(nobody[:5]).all() and nobody.clients == 0
 
 

@@ -4,13 +4,20 @@ import copy
 import json
 import re
 import subprocess
+import sys
+import types
+from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+import toys
 
-from experiments.ledger import entries, scoreboard, stale, tables
+from experiments.ledger import entries, programs, scoreboard, stale, tables
 from experiments.ledger.__main__ import main
 from experiments.ledger.entries import ROOT, Column, Value
+from pfljax.algorithms import METHODS, fedprox
+from pfljax.data import partitions
 
 GIVEN = {
     "title": "A table",
@@ -179,6 +186,20 @@ def test_orders_hold_differ_or_tie():
     }
 
 
+def test_a_difference_of_half_a_point_is_no_tie_whatever_the_rounding():
+    """In floating point, 16.4 - 15.9 is less than 0.5, and 82.8 - 82.3 is 0.5."""
+    assert scoreboard.order(Value(16.4), Value(15.9)) == 1
+    assert scoreboard.order(Value(82.8), Value(82.3)) == 1
+
+
+def test_equal_runs_are_no_lead_whatever_the_last_digit():
+    """Figures of runs have six digits; scores that differ by 1e-9 may be rounded to different ones."""
+    raw = of_runs()
+    for run, accuracy in zip(raw["runs"], [0.5, 0.7, 0.6, 0.500001, 0.7, 0.61], strict=True):
+        run["accuracy"] = accuracy
+    assert "+0.3 (1 of 3) |" in tables.table(entries.made(raw))
+
+
 def test_deviations_make_ties():
     """Two standard errors of a difference of 3 with s = 4: 2 sqrt(16 / n + 16 / n) is 4.6 for n = 6, 2.8 for n = 16."""
     assert scoreboard.order(Value(80, 4.0, 6), Value(77, 4.0, 6)) == 0
@@ -224,50 +245,228 @@ def git(folder, *words):
     return told.stdout.strip()
 
 
-def test_stale_tables_are_those_whose_files_changed(tmp_path):
-    files = {"pfljax/algorithms/local.py": "from pfljax.algorithms.common.averaging import x\n"}
-    files |= {
-        "pfljax/algorithms/common/averaging.py": "",
-        "pfljax/algorithms/fedavg.py": "",
-        "pfljax/local/solve.py": "",
+@pytest.fixture
+def repository(root):
+    """A repository with one commit; returns its root and the commit."""
+    engine = root / "pfljax" / "local"
+    engine.mkdir(parents=True)
+    (engine / "solve.py").write_text("x = 1\n")
+    git(root, "init", "-q")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "before")
+    return root, git(root, "rev-parse", "HEAD")
+
+
+FEDPROX = Path(fedprox.__file__).read_text()
+LOSS = "solver.mean_loss(params, batch) + self.mu / 2 * distance"
+RENAMED = (("distance = ", "square = "), ("* distance", "* square"))
+
+
+@pytest.fixture
+def variant(tmp_path, monkeypatch):
+    """FedProx with some of its text replaced, under the name `variant`."""
+    known = dict(METHODS)
+    cached = programs.digest
+    cached.cache_clear()
+
+    def load(*replaced):
+        text = FEDPROX.replace("@method(", '@method(name="variant", ')
+        for before, after in replaced:
+            assert before in text
+            text = text.replace(before, after)
+        METHODS.pop("variant", None)
+        module = types.ModuleType(f"variant_{len(list(tmp_path.glob('*.py')))}")
+        path = tmp_path / f"{module.__name__}.py"
+        path.write_text(text)
+        module.__file__ = str(path)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(compile(text, path, "exec"), module.__dict__)
+        cached.cache_clear()
+        return module.__dict__["FedProx"]
+
+    yield load
+    METHODS.clear()
+    METHODS.update(known)
+    cached.cache_clear()
+
+
+def test_a_digest_changes_with_what_a_method_computes(variant):
+    original = programs.digest_of(METHODS["fedprox"]())
+    assert programs.digest_of(variant()()) == original
+    changes = {
+        "a constant": (LOSS, LOSS.replace("/ 2", "/ 3")),
+        "an operation": (LOSS, LOSS.replace("+", "-")),
+        "a default": ("        0.1,\n", "        0.2,\n"),
+        "the ledger": ("Ledger(gradients=1)", "Ledger(gradients=2)"),
+        "what trains": ("data.train, objective", "data.validation, objective"),
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    found = {name: programs.digest_of(variant(change)()) for name, change in changes.items()}
+    assert len({original, *found.values()}) == 1 + len(changes)
 
-    def commit(text):
-        return git(tmp_path, "add", "-A") + git(tmp_path, "commit", "-qm", text)
 
-    git(tmp_path, "init", "-q")
-    commit("before")
-    before = git(tmp_path, "rev-parse", "HEAD")
-
-    def of(*methods, **values):
-        return entries.made(
-            copy.deepcopy(GIVEN) | {"commit": before, "methods": [*methods], "command": ""} | values
-        )
-
-    both = {"new": of("fedavg"), "old": of("local", date="2026-11-01")}
-    assert stale.lines(both, tmp_path) == []
-    (tmp_path / "pfljax/algorithms/common/averaging.py").write_text("x = 1\n")
-    commit("what Local imports")
-    assert stale.lines(both, tmp_path) == [
-        "2026-11-01  old: own files pfljax/algorithms/common/averaging.py; engine 0 files"
+def test_a_digest_does_not_change_with_names_comments_and_places(variant):
+    original = programs.digest_of(METHODS["fedprox"]())
+    unchanged = [
+        *RENAMED,
+        ("objective", "loss_of_client"),
+        ("# theta <- sum_k", "# something else"),
+        ("FedAvg with a proximal term", "A method"),
+        ("\n\n@method(", "\n\n\n\n\nUNUSED = 3.0\n\n\n@method("),
     ]
-    (tmp_path / "pfljax/local/solve.py").write_text("x = 1\n")
-    oldest, newest = stale.lines(both, tmp_path)  # a change that is not committed counts, too
-    assert (
-        oldest.startswith("2026-11-01  old:")
-        and newest == "2026-11-22  new: own files none; engine 1 files"
-    )
+    assert programs.digest_of(variant(*unchanged)()) == original
 
 
-def test_stale_says_what_it_cannot_know(root, capsys):
-    assert main(["stale"], root) == 0  # no repository, or none with this commit
-    assert "one: git or commit abc1234 is missing" in capsys.readouterr().out
+def test_digests_do_not_depend_on_the_order_of_calls():
+    names = ["fedprox", "local", "ditto"]
+    programs.digest.cache_clear()
+    forward = programs.digests(names)
+    programs.digest.cache_clear()
+    jax.clear_caches()
+    backward = programs.digests(names[::-1])
+    assert forward == backward and len(set(forward.values())) == 3
+    assert programs.digests(["no method", "partition:natural"]) == {}
 
 
-def finished(folder, method, seed, accuracy, commit="0123456789abcdef"):
+@toys.each_method(fast=("q_ffl", "fedfomo", "fedtp", "fedit", "federico"))
+def test_every_method_has_a_digest(name):
+    """Also those that need more than an MLP and their defaults."""
+    assert programs.digest(name) is not None
+
+
+@pytest.mark.parametrize("name", programs.DEALT)
+def test_a_partition_s_digest_is_that_of_the_examples_that_it_deals(name, monkeypatch):
+    original = programs.digest_of_partition.__wrapped__(name)
+    assert programs.digest_of_partition.__wrapped__(name) == original
+    deal = partitions.PARTITIONS[name].assign
+
+    def without_an_example(*args, **options):
+        dealt = deal(*args, **options)
+        return dealt._replace(indices=[dealt.indices[0][:-1], *dealt.indices[1:]])
+
+    monkeypatch.setattr(partitions.PARTITIONS[name], "assign", without_an_example)
+    assert programs.digest_of_partition.__wrapped__(name) != original
+
+
+def recorded(*methods, partition="iid", **values):
+    """An entry of methods, with what they compute now."""
+    names = [*methods, f"partition:{partition}"]
+    digests = {"programs": programs.digests(names), "programs_jax": programs.jax_version()}
+    return entries.made(copy.deepcopy(GIVEN) | {"methods": [*methods]} | digests | values)
+
+
+def test_stale_names_the_tables_of_the_changed_method_and_no_others(variant):
+    variant()
+    tables_of = {
+        "of both": recorded("local", "variant"),
+        "of another": recorded("local"),
+        "of it": recorded("variant", date="2026-11-01"),
+        "of its original": recorded("fedprox"),
+    }
+    assert stale.lines(tables_of) == []
+    variant(*RENAMED)
+    assert stale.lines(tables_of) == []
+    variant((LOSS, LOSS.replace("/ 2", "/ 3")))
+    reason = "variant computes something else than when this was measured"
+    assert stale.lines(tables_of) == [
+        f"2026-11-01  of it: {reason}",
+        f"2026-11-22  of both: {reason}",
+    ]
+
+
+def test_stale_names_what_is_gone_and_what_cannot_be_compared(variant, monkeypatch):
+    variant()
+    tables_of = {
+        "gone": recorded("variant"),
+        "old": entries.made(GIVEN),
+        "older": entries.made(GIVEN),
+        "other": recorded("local", programs_jax="0.4.0"),
+        "dealt": recorded("local", partition="pairs"),
+    }
+    METHODS.pop("variant")
+    programs.digest.cache_clear()
+    digest = programs.digest
+    monkeypatch.setattr(programs, "digest", lambda name: "" if "pairs" in name else digest(name))
+    *found, other, old = stale.lines(tables_of)
+    assert found == [
+        "2026-11-22  gone: variant is gone",
+        "2026-11-22  dealt: partition pairs deals other examples than when this was measured",
+    ]
+    assert other.startswith("1 table was measured with jax 0.4.0")
+    assert old == "2 tables were measured before programs were recorded"
+
+
+def test_stale_has_one_line_for_tables_without_programs(root, capsys):
+    assert main(["stale"], root) == 0
+    assert capsys.readouterr().out == "1 table was measured before programs were recorded\n"
+
+
+def test_programs_are_those_of_the_entrys_methods():
+    digests = {"programs": {"local": "1"}, "programs_jax": "0.10.2"}
+    entry = entries.made(GIVEN | digests)
+    assert entries.made(json.loads(entries.text(entry))) == entry
+    assert "programs" not in entries.text(entries.made(GIVEN))
+    with pytest.raises(ValueError, match="ditto is no method of the entry"):
+        entries.made(GIVEN | digests | {"programs": {"ditto": "1"}})
+    with pytest.raises(ValueError, match="programs with programs_jax"):
+        entries.made(GIVEN | {"programs": {"local": "1"}})
+
+
+def test_broken_names_entries_that_cannot_be_made_again(repository, capsys):
+    root, commit = repository
+    published = {"commit": None, "published_in": "abc1234"}
+    entries.write("good", entries.made(GIVEN | {"commit": commit[:10]}), root)
+    entries.write("neither", entries.made(GIVEN | published | {"date": "2026-11-01"}), root)
+    entries.write("runs", entries.made(of_runs() | published), root)
+    assert main(["broken"], root) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "2026-11-01  neither: has neither a commit nor runs",
+        "2026-11-22  one: commit abc1234 is missing",
+    ]
+
+
+def test_broken_needs_a_repository(root, capsys):
+    assert main(["broken"], root) == 1
+    assert "expected a git repository" in capsys.readouterr().err
+
+
+def test_archived_entries_are_left_out_and_are_entries(root, capsys):
+    for name in entries.read(ROOT, entries.ARCHIVE):
+        assert name not in entries.read()  # and read has checked it
+    archive = root / entries.ARCHIVE
+    archive.mkdir()
+    text = entries.text(entries.made(GIVEN | {"methods": ["no method"]}))
+    (archive / "superseded.json").write_text(text)
+    main(["write"], root)
+    assert main(["check"], root) == 0 and main(["stale"], root) == 0
+    assert "superseded" not in capsys.readouterr().out
+    assert [*entries.read(root)] == ["one"]
+    assert [*entries.read(root, entries.ARCHIVE)] == ["superseded"]
+    (archive / "superseded.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"archive/superseded.json: Entry with unknown or missing"):
+        entries.read(root, entries.ARCHIVE)
+
+
+@pytest.mark.parametrize("known", ["commit", "changed since", "missing"])
+def test_add_records_programs_of_the_commit_that_was_measured(repository, tmp_path, capsys, known):
+    root, commit = repository
+    measured = "0123456789abcdef" if known == "missing" else commit
+    out = tmp_path / "out"
+    for seed in (0, 1):
+        finished(out / "local" / f"seed-{seed}", "local", seed, 0.5, measured)
+    if known == "changed since":
+        (root / "pfljax" / "local" / "solve.py").write_text("x = 2\n")
+    assert main(["add", "new", str(out)], root) == 0
+    entry = entries.read(root)["new"]
+    printed = capsys.readouterr().out
+    if known == "commit":
+        assert entry.programs == programs.digests(["local", "partition:iid"])
+        assert entry.programs_jax == programs.jax_version() and "not recorded" not in printed
+        assert entry.programs is not None and len(entry.programs) == 2
+    else:
+        assert entry.programs is None and "programs are not recorded" in printed
+
+
+def finished(folder, method, seed, accuracy, commit: str | None = "0123456789abcdef"):
     """A finished run's folder, as far as the ledger reads it."""
     folder.mkdir(parents=True)
     last = {
@@ -279,7 +478,7 @@ def finished(folder, method, seed, accuracy, commit="0123456789abcdef"):
     }
     (folder / "summary.json").write_text(json.dumps({"last": last, "seed": seed, "unseen": None}))
     config = {
-        "flags": {"method": method, "learning_rate": 0.1},
+        "flags": {"method": method, "learning_rate": 0.1, "partition": "iid"},
         "command": "python -m experiments.federico.table1 --data_file=/data/CIFAR10.npz --out=/data/out",
         "git_commit": commit,
         "versions": {"python": "3.11.7", "jax": "0.10.2"},
@@ -305,13 +504,15 @@ def test_add_makes_an_entry_of_finished_runs(root, tmp_path, capsys):
     entry = entries.read(root)["new"]
     assert entry.command == "python -m experiments.federico.table1 --data_file=CIFAR10.npz"
     assert (entry.commit, set(entry.methods)) == ("0123456789", {"local", "federico"})
-    assert {(run["row"], run["split"], run["seed"]) for run in entry.runs} == {
+    assert {(run["row"], run["split"], run["seed"]) for run in entry.runs or []} == {
         (row, 3, seed) for row in ("local", "literal") for seed in (0, 1)
     }
     accuracy, megabytes = entry.columns
     local = next(row for row in entry.rows if row.name == "local")
-    assert entry.value(local, accuracy).mean == pytest.approx(60)
-    assert entry.value(local, megabytes).mean == pytest.approx(0.5)  # 5 MB in 10 rounds
+    values = [entry.value(local, accuracy), entry.value(local, megabytes)]
+    assert [value and value.mean for value in values] == pytest.approx(
+        [60, 0.5]
+    )  # 5 MB in 10 rounds
     assert "| 60.0 ± 14.1 | 40.1 | +10.0 (2 of 2) | 0.5 |" in tables.table(entry)
 
 
