@@ -4,14 +4,17 @@ Ours, unpublished. The rounds, the choice of neighbors and the moving average ar
 Three things take the place of lines 10-17 of its Algorithm 1:
 
 1. Held-out evidence, class by class. Client i splits its examples into two halves and keeps two references: models that
-   train on one half each, and on nothing else. With L_jc the summed loss of model j on i's examples of class c, and B_c
-   that of the references, each on the half that it was not trained on (or of guessing labels by their frequencies, if
-   that is less):
+   train on one half each, and on nothing else. L_jc is the summed loss of model j on i's examples of class c, R_c that
+   of the references, each on the half that did not train it, and G_c that of guessing labels by their frequencies:
 
+       B_c  <- 4/5 min(R_c, G_c) + 1/5 G_c
        E_jc <- (1 - beta) E_jc + beta (B_c - L_jc)                                          (as in l. 14)
 
-2. The posterior that j's model and client i share class c. A pair shares nothing, everything, or each class with a
-   probability that is uniform on [0, 1]; the evidence is a likelihood ratio:
+   So a friend explains at least four fifths of what the references explain: they trained on half of the examples.
+
+2. The posterior that j's model and client i share class c. A pair shares nothing (prior probability 0.9),
+   everything (0.09), or each class with a probability that is uniform on [0, 1] (0.01); the evidence is a likelihood
+   ratio:
 
        z_jc = p(c is shared | E_j1, ..., E_jC)                                              (in place of l. 15)
        w_jc = z_jc / (1 + sum of z_kc over the neighbors k of the round);  w_ic = 1
@@ -87,6 +90,9 @@ from pfljax.local.solver import TrainState
 from pfljax.settings.method import hyperparameter, method
 
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0, 16.0)  # of outputs on examples that did not train a model
+SLACK = 1 / 5  # of what the references explain, which a friend's model need not explain
+EVERYTHING = 0.09  # prior probability that a client shares all classes with a model
+SOME = 0.01  # that it shares each class with a probability of its own
 GRID = 32  # points at which the probability that a class is shared is integrated over [0, 1]
 MOST_NATS = 1e6  # evidence is finite, so that a diverged model that recovers is forgiven
 LEAST_SCALE = 1e-20  # of losses in regression
@@ -172,9 +178,7 @@ class FedeRiCoFriends:
         num_mixed = min(self.collaborators, num_candidates)
         num_received = self.neighbors + 1
         sends_gradients = self.update == "gradient"
-        evidence = Evidence(
-            problem, num_candidates, by_class=self.by_class, has_temperatures=self.temperatures
-        )
+        evidence = Evidence(problem, by_class=self.by_class, has_temperatures=self.temperatures)
         num_classes = evidence.num_classes
 
         # ---- The client.
@@ -213,7 +217,7 @@ class FedeRiCoFriends:
             if row.references is not None:
                 both_halves = halves(context.client, split)
                 held_out = evidence.held_out_losses(row.references.params, both_halves)
-                bar = jnp.minimum(held_out, bar)
+                bar = evidence.bar(held_out, bar)
 
             # E_jc <- (1 - beta) E_jc + beta (B_c - L_jc); other models keep theirs.
             losses = evidence.losses_of_models(models, split)
@@ -227,7 +231,7 @@ class FedeRiCoFriends:
 
             # z_jc; its own model comes first.
             is_own = jnp.arange(num_received)[:, None] == 0
-            shares = jnp.where(is_own, 1.0, shared_classes(updated, num_candidates))
+            shares = jnp.where(is_own, 1.0, shared_classes(updated))
             tracked = jnp.asarray(table.tracked).at[slots].set(1 - shares.mean(axis=1))
             table = table._replace(tracked=tracked.at[0].set(-1.0))
 
@@ -343,7 +347,7 @@ class FedeRiCoFriends:
 
         def candidates_shares(row: Row) -> Array:
             """(C, S) z_jc of its candidates; 1 for its own model, 0 for models that it has not evaluated."""
-            shares = shared_classes(row.evidence, num_candidates)
+            shares = shared_classes(row.evidence)
             is_known = jnp.isfinite(row.table.tracked)[:, None]
             is_own = jnp.arange(num_candidates)[:, None] == 0
             return jnp.where(is_own, 1.0, jnp.where(is_known, shares, 0.0))
@@ -425,13 +429,11 @@ class Evidence(NamedTuple):
 
     Attributes:
         problem: The problem of the method.
-        num_candidates: C, number of models whose evidence a client tracks.
         by_class: Whether classes are shared, and not all or nothing.
         has_temperatures: Whether models are evaluated at several temperatures.
     """
 
     problem: Problem
-    num_candidates: int
     by_class: bool
     has_temperatures: bool
 
@@ -497,6 +499,16 @@ class Evidence(NamedTuple):
         best = jnp.argmin(losses.sum(axis=1))
         return losses[best]
 
+    def bar(self, held_out: Array, guessing: Array) -> Array:
+        """(S,) B_c from R_c and G_c; inf in G_c: unknown, and B_c is R_c."""
+        references = jnp.minimum(held_out, guessing)
+        if self.is_regression:
+            # Nats are half the logarithms of losses.
+            bar = references ** (1 - SLACK) * guessing**SLACK
+        else:
+            bar = (1 - SLACK) * references + SLACK * guessing
+        return jnp.where(jnp.isfinite(guessing), bar, references)
+
     def explained(self, losses: Array, bar: Array, size: Array) -> Array:
         """(J, n_max) in [0, 1]: p(y | x) of each example under J models, by their losses (J, n_max, T)."""
         scale = 1.0
@@ -544,7 +556,7 @@ class Evidence(NamedTuple):
         nats = jnp.where(jnp.isfinite(bar), nats, -MOST_NATS)
         nats = jnp.nan_to_num(nats, nan=-MOST_NATS, posinf=MOST_NATS, neginf=-MOST_NATS)
         nats = jnp.clip(nats, -MOST_NATS, MOST_NATS)
-        likelihood = jax.nn.logsumexp(log_hypotheses(nats, self.num_candidates), axis=-1)
+        likelihood = jax.nn.logsumexp(log_hypotheses(nats), axis=-1)
         best = likelihood.argmax(axis=-1)
         return jnp.take_along_axis(nats, best[..., None, None], axis=-2)[..., 0, :]
 
@@ -561,7 +573,7 @@ class Evidence(NamedTuple):
 
         losses = by_loss.evaluate_all(self.problem, models, split, evaluate)
         gains = self.gains(losses, self.guessing_losses(split), split.size)
-        shares = shared_classes(gains, len(gains))
+        shares = shared_classes(gains)
 
         # All models by their likelihoods are one more, in place of its own.
         totals = losses.sum(axis=2).min(axis=1)
@@ -573,31 +585,28 @@ class Evidence(NamedTuple):
 # ---- The posterior of shared classes.
 
 
-def log_hypotheses(evidence: Array, num_candidates: int) -> Array:
+def log_hypotheses(evidence: Array) -> Array:
     """(..., GRID + 2) logarithms of prior times likelihood of what a client shares with a model.
 
-    The hypotheses: each class independently, with a probability pi from a grid on [0, 1]; everything; nothing. One
-    model of N^2 is expected to share anything.
+    The hypotheses: each class independently, with a probability pi from a grid on [0, 1]; everything; nothing.
 
     Args:
         evidence: (..., S) logarithms of the likelihood ratios of each class's examples, shared or not.
-        num_candidates: N.
     """
-    prior = 1 / max(num_candidates, 2) ** 2
     pi = (jnp.arange(GRID) + 0.5) / GRID
     log_pi = jnp.log(pi)[:, None]
     log_rest = jnp.log1p(-pi)[:, None]
 
     by_class = jnp.logaddexp(log_pi + evidence[..., None, :], log_rest).sum(axis=-1)
-    some = by_class + math.log(prior / 2 / GRID)
-    everything = evidence.sum(axis=-1, keepdims=True) + math.log(prior / 2)
-    nothing = jnp.full_like(everything, math.log1p(-prior))
+    some = by_class + math.log(SOME / GRID)
+    everything = evidence.sum(axis=-1, keepdims=True) + math.log(EVERYTHING)
+    nothing = jnp.full_like(everything, math.log(1 - EVERYTHING - SOME))
     return jnp.concatenate([some, everything, nothing], axis=-1)
 
 
-def shared_classes(evidence: Array, num_candidates: int) -> Array:
+def shared_classes(evidence: Array) -> Array:
     """(..., S) z_c: the posterior probability that each class is shared; see `log_hypotheses`."""
-    posterior = jax.nn.softmax(log_hypotheses(evidence, num_candidates), axis=-1)
+    posterior = jax.nn.softmax(log_hypotheses(evidence), axis=-1)
     some = posterior[..., :GRID]
     everything = posterior[..., GRID, None]
 

@@ -32,40 +32,38 @@ BETA = 0.6
 POINTS = (np.arange(32) + 0.5) / 32  # of the probability that a class is shared
 
 
-def hypotheses(evidence, num):
+def hypotheses(evidence):
     """Each hypothesis' classes (H, S) and weight (H,), by listing all: a probability and a subset, all, or none."""
     num_classes = len(evidence)
-    prior = 1 / max(num, 2) ** 2
     subsets = np.array(list(itertools.product([0, 1], repeat=num_classes)))
     shared = [np.zeros(num_classes), np.ones(num_classes)]
-    logs = [np.log1p(-prior), np.log(prior / 2) + np.sum(evidence)]
+    logs = [np.log(0.9), np.log(0.09) + np.sum(evidence)]
     for pi in POINTS:
         for subset in subsets:
             log_pi = np.where(subset, np.log(pi), np.log1p(-pi)).sum()
             shared.append(subset)
-            logs.append(np.log(prior / 2 / len(POINTS)) + log_pi + subset @ evidence)
+            logs.append(np.log(0.01 / len(POINTS)) + log_pi + subset @ evidence)
     return np.array(shared), np.array(logs)
 
 
-def log_likelihood(evidence, num):
-    _, logs = hypotheses(evidence, num)
+def log_likelihood(evidence):
+    _, logs = hypotheses(evidence)
     return np.logaddexp.reduce(logs)
 
 
-def posterior(evidence, num):
+def posterior(evidence):
     """(S,) the probability that each class is shared."""
-    shared, logs = hypotheses(evidence, num)
+    shared, logs = hypotheses(evidence)
     return np.exp(logs - np.logaddexp.reduce(logs)) @ shared
 
 
-@pytest.mark.parametrize("num", [1, 2, 8, 32])
-def test_posterior_of_shared_classes_is_that_of_all_hypotheses(num):
-    rng = np.random.default_rng(num)
+def test_posterior_of_shared_classes_is_that_of_all_hypotheses():
+    rng = np.random.default_rng(0)
     evidence = np.concatenate(
         [rng.normal(0, 8, (6, 3)), [[0, 0, 0], [30, 30, -30], [-500, 400, 0]]]
     )
-    expected = [posterior(row, num) for row in evidence]
-    found = np.asarray(shared_classes(jnp.asarray(evidence, jnp.float32), num))
+    expected = [posterior(row) for row in evidence]
+    found = np.asarray(shared_classes(jnp.asarray(evidence, jnp.float32)))
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-6)
     # classes without examples follow the pair
     assert found[7, 2] < 0.01 < 0.5 < found[7, 0] and found[8, 2] < 0.9
@@ -87,9 +85,9 @@ def codes_of_labels(y, num_classes):
     return counts * np.minimum(codes, np.log(num_classes))
 
 
-def best_evidence(bar, losses, num):
+def best_evidence(bar, losses):
     """(C,) evidence at the temperature at which the pair is most likely."""
-    return max(bar - losses, key=lambda evidence: log_likelihood(evidence, num))
+    return max(bar - losses, key=lambda evidence: log_likelihood(evidence))
 
 
 def halves_of(federation, k):
@@ -159,15 +157,16 @@ def test_rounds_of_friends_with_the_draws_given(off):
             held_out = min(held_out, key=np.sum)
             codes = codes_of_labels(y, 2)
             codes = codes if num_classes == 2 else codes.sum(keepdims=True)
-            bar = codes if off == "references" else np.minimum(held_out, codes)
+            bar = 0.8 * np.minimum(held_out, codes) + 0.2 * codes
+            bar = codes if off == "references" else bar
 
             # Evidence and posterior.
             for b in held[i]:
-                newest = best_evidence(bar, losses_of(theta[b], x, y), num)
+                newest = best_evidence(bar, losses_of(theta[b], x, y))
                 average = (1 - BETA) * evidence[i, b] + BETA * newest
                 evidence[i, b] = average if is_known[i, b] else newest
                 is_known[i, b] = True
-            shares = {b: posterior(evidence[i, b], num) for b in held[i] if b != i}
+            shares = {b: posterior(evidence[i, b]) for b in held[i] if b != i}
             total = 1 + sum(shares.values())
 
             # Gradients.
@@ -192,7 +191,7 @@ def test_rounds_of_friends_with_the_draws_given(off):
         layer = state.rows.references.params["Dense_0"]
         kernels = np.append(layer["kernel"], np.asarray(layer["bias"])[:, :, None], axis=2)
         np.testing.assert_allclose(kernels, references, rtol=1e-3, atol=1e-5)
-    assert np.max(weighed) > 0.2 and np.min(weighed) < 1e-3
+    assert np.max(weighed) > 0.2 and np.min(weighed) < 0.02
 
 
 @pytest.mark.slow
@@ -223,14 +222,15 @@ def test_rounds_of_friends_in_regression_with_the_draws_given():
             first, second = halves_by_client[i]
             held_out = np.square(residuals(references[i][0], *second)[0]).sum()
             held_out += np.square(residuals(references[i][1], *first)[0]).sum()
-            bar = min(held_out, np.square((y - y.mean()) * n / (n - 1)).sum())
+            guessing = np.square((y - y.mean()) * n / (n - 1)).sum()
+            bar = min(held_out, guessing) ** 0.8 * guessing**0.2
             scale = 2 * bar / n
             for b in held[i]:
                 newest = n / 2 * np.log(bar / np.square(residuals(theta[b], x, y)[0]).sum())
                 average = (1 - BETA) * evidence[i, b] + BETA * newest
                 evidence[i, b] = average if is_known[i, b] else newest
                 is_known[i, b] = True
-            shares = {b: posterior(evidence[i, b, None], num)[0] for b in held[i] if b != i}
+            shares = {b: posterior(evidence[i, b, None])[0] for b in held[i] if b != i}
             for b in held[i]:
                 weight = 1 if b == i else shares[b] / (1 + sum(shares.values()))
                 difference, inputs = residuals(theta[b], x, y)
@@ -264,7 +264,7 @@ def test_newcomers_mix_the_models_that_share_and_all_by_likelihood():
         y = newcomers.train.y[k, :size]
         losses = [losses_by_class(model, x, y, 2) for model in linear_models(state)]
         codes = codes_of_labels(y, 2)
-        shares = np.array([posterior(best_evidence(codes, loss, 5), 5) for loss in losses])
+        shares = np.array([posterior(best_evidence(codes, loss)) for loss in losses])
         totals = np.array([loss.sum(axis=1).min() for loss in losses])
         likelihoods = np.exp(totals.min() - totals)
         shares = shares + (likelihoods / likelihoods.sum())[:, None]
@@ -330,9 +330,10 @@ def test_delta_returns_the_weighted_change_of_local_epochs():
         # References begin as the client's model in the state that the run began with.
         reference = vectors(start.models)[i]
         held_out = np.square(inputs @ reference - y).sum()
-        bar = min(held_out, np.square((y - y.mean()) * n / (n - 1)).sum())
+        guessing = np.square((y - y.mean()) * n / (n - 1)).sum()
+        bar = min(held_out, guessing) ** 0.8 * guessing**0.2
         nats = n / 2 * np.log(bar / (n * loss_of(federation, i, theta[other])))
-        share = posterior(np.array([nats]), 4)[0]
+        share = posterior(np.array([nats]))[0]
         shared.append(share)
         expected[own] += n / sizes[own] * (descend(federation, i, theta[own], 3) - theta[own])
         model = theta[other]
