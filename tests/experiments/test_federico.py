@@ -1,11 +1,14 @@
 """The experiments of FedeRiCo's paper, small."""
 
+import csv
+
 import commands
 import numpy as np
 import pytest
 from commands import rows_of
 
 from experiments.federico import (
+    cells,
     figure1,
     figure3,
     figure4,
@@ -251,6 +254,54 @@ def test_clients_that_share_nothing_have_labels_and_axes_of_their_own():
     assert all(np.abs(everyone - length).min() < 1e-3 for length in lengths)
 
 
+def labels_by_image(federation, k):
+    """A client's labels, by its images."""
+    size = int(federation.train.size[k])
+    x = np.asarray(federation.train.x[k])[:size]
+    y = np.asarray(federation.train.y[k])[:size]
+    return {row.tobytes(): label for row, label in zip(x, y, strict=True)}
+
+
+@pytest.mark.parametrize("cell", cells.CELLS)
+def test_every_cell_has_eight_clients_that_are_the_same_for_a_seed(cell):
+    digits = cells.read(None)
+    clients_of_seed = cells.clients_of(cell, digits)
+    first, again = clients_of_seed(1), clients_of_seed(1)
+    np.testing.assert_array_equal(first.train.y, again.train.y)
+    assert first.num_clients == 8 and first.test.size.min() >= 10
+    if cells.is_regression(cell):
+        values = np.concatenate([np.ravel(first.test.y), np.ravel(first.train.y)])
+        assert values.dtype == np.float32 and 0.5 < np.var(values) < 2
+
+
+@pytest.mark.parametrize(("cell", "changed"), [("swap-2", 2), ("swap-4", 4), ("own-100", 10)])
+def test_permuted_classes_are_the_client_s_own(cell, changed):
+    x, y, client = cells.read(None)
+    true = {row.tobytes(): label for row, label in zip(x, y, strict=True)}
+    federation = cells.clients_of(cell, (x, y, client))(0)
+    numbers = []
+    for k in range(8):
+        labels = labels_by_image(federation, k)
+        pairs = {(true[image], label) for image, label in labels.items()}
+        assert len(pairs) == len({label for label, _ in pairs})  # a function of the true label
+        numbers.append(tuple(sorted(pairs)))
+        assert sum(before != after for before, after in pairs) == changed
+    assert len(set(numbers)) > 4
+
+
+def test_noise_is_in_training_labels_of_every_second_client_only():
+    x, y, client = cells.read(None)
+    true = {row.tobytes(): label for row, label in zip(x, y, strict=True)}
+    federation = cells.clients_of("noisy-40", (x, y, client))(0)
+    for k in range(8):
+        labels = labels_by_image(federation, k)
+        wrong = np.mean([true[image] != label for image, label in labels.items()])
+        assert 0.2 < wrong < 0.55 if k % 2 == 0 else wrong == 0
+    test_x = np.asarray(federation.test.x).reshape(-1, 64)
+    test_y = np.asarray(federation.test.y).ravel()
+    assert all(true[row.tobytes()] == label for row, label in zip(test_x, test_y, strict=True))
+
+
 @pytest.mark.long
 def test_methods_are_compared_with_local_for_each_client(tmp_path, monkeypatch, capsys):
     flags = [
@@ -262,7 +313,9 @@ def test_methods_are_compared_with_local_for_each_client(tmp_path, monkeypatch, 
     ]
     monkeypatch.setattr("sys.argv", ["unshared", *flags])
     unshared.main()
-    table = dict(line.split(",", 1) for line in (tmp_path / "table.csv").read_text().splitlines())
+    heads, cells = csv.reader((tmp_path / "table.csv").read_text().splitlines())
+    table = dict(zip(heads, cells, strict=True))
+    assert table["cell"] == "own-20"
 
     def of(name, seed):
         return files.read_npz(tmp_path / "own-20" / name / f"seed-{seed}" / "results.npz")
@@ -274,7 +327,7 @@ def test_methods_are_compared_with_local_for_each_client(tmp_path, monkeypatch, 
     gain = np.mean(federico) - np.mean(local)
     losing = np.mean(np.subtract(federico, local) < -5)
     assert float(table["local"]) == pytest.approx(np.mean(local), abs=0.06)
-    accuracy = table["federico"].strip('"').split(", ", 1)[0]
+    accuracy = table["federico"].split(", ", 1)[0]
     told = table["federico"]
     lost = f"{losing:.0%}"
     assert float(accuracy) == pytest.approx(np.mean(federico), abs=0.06)
