@@ -32,13 +32,14 @@ model that a client trains. References have never seen the half that they are sc
 trained on the client's examples before it was found to share them.
 
 Details:
-- Models are overconfident on examples that did not train them. Their outputs are divided by the temperature, of five,
-  at which the client's examples are most likely; for the references, at which their loss is least.
+- Models are overconfident on examples that did not train them. For L and R, outputs are divided by the temperature, of
+  five, at which the client's examples are most likely or, for the references, the loss is least. Elsewhere they are as
+  they are.
 - Regression, sequences and multi-label examples are one class. In regression, where the scale of losses is unknown,
-  the evidence is n_i / 2 log(B / L_j), labels are guessed by the mean of the others, and exp(-n_i l / (2 B)) takes the
-  place of p.
+  the evidence is n_i / 2 log(B / L_j) with B = R^(4/5) G^(1/5), labels are guessed by the mean of the others, and
+  exp(-n_i l / (2 B)) takes the place of p. Losses that are not positive share nothing.
 - With `update="delta"`, the weighted loss is that of local training, and the change is weighted by the largest of the
-  examples' weights, to which the others are relative. Batch statistics are means by the clients' mean weights.
+  examples' weights, to which the others are relative. Batch statistics are means by the weights.
 - A newcomer has no references and no model of its own: it guesses labels by their frequencies, and the mixture of all
   models by their likelihoods takes the place of its model.
 - FedeRiCo's departures in the handling of cohorts and mini-batches hold here, too.
@@ -58,6 +59,7 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import by_loss, classes, gradients, neighbors
 from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -178,8 +180,12 @@ class FedeRiCoFriends:
         num_mixed = min(self.collaborators, num_candidates)
         num_received = self.neighbors + 1
         sends_gradients = self.update == "gradient"
+        has_references = self.references and self.neighbors > 0
         evidence = Evidence(problem, by_class=self.by_class, has_temperatures=self.temperatures)
         num_classes = evidence.num_classes
+        if not self.references and not evidence.can_guess:
+            text = "needs a loss of pfljax, by which labels are guessed; accepted: True"
+            raise ArgumentError("references", text, self.references)
 
         # ---- The client.
 
@@ -191,7 +197,7 @@ class FedeRiCoFriends:
 
             # The references begin as the client's own model.
             references = None
-            if self.references:
+            if has_references:
                 references = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), personal)
             row = Row(
                 table=table,
@@ -221,7 +227,7 @@ class FedeRiCoFriends:
 
             # E_jc <- (1 - beta) E_jc + beta (B_c - L_jc); other models keep theirs.
             losses = evidence.losses_of_models(models, split)
-            newest = evidence.gains(evidence.sum_by_class(losses, split), bar, split.size)
+            newest = evidence.against(bar, evidence.sum_by_class(losses, split), split.size)
             no_losses = jnp.zeros(num_received)
             table, slots = neighbors.remember(row.table, context.index, no_losses)
             is_new = jnp.isinf(table.tracked[slots])[:, None]
@@ -236,7 +242,7 @@ class FedeRiCoFriends:
             table = table._replace(tracked=tracked.at[0].set(-1.0))
 
             # w_{j, y_s} p(y_s | x_s; phi_j), and 1 for its own model.
-            weights = evidence.by_example(shares / shares.sum(axis=0), split)
+            weights = evidence.example_weights(shares / shares.sum(axis=0), split)
             if self.by_example:
                 weights = weights * evidence.explained(losses, bar, split.size)
             weights = jnp.where(is_own, 1.0, weights)
@@ -287,9 +293,10 @@ class FedeRiCoFriends:
             relative = row.weights / jnp.maximum(peaks, tiny)[:, None]
             orders = solver.draw_orders(context.key, split.size, problem.n_max)
 
+            batch = solver.take_batch(context.key, orders, split, context.step)
+
             def gradient(model: Params, number: Array, weights: Array) -> tuple[Array, Params]:
                 """Loss of a model on this exchange's mini-batch, with weighted examples, and its gradient."""
-                batch = solver.take_batch(context.key, orders, split, context.step)
 
                 def mean_loss(model: Params) -> Array:
                     return solver.mean_loss(model, batch.for_model(number), weights)
@@ -319,9 +326,12 @@ class FedeRiCoFriends:
             numbers = jnp.arange(num_received)
             losses, update = problem.plan.over_models(weighted, models, numbers, relative, peaks)
 
-            # Batch statistics are means by the mean weights.
-            mean_weights = row.weights.sum(axis=1) / jnp.maximum(split.size, 1)
-            sums = gradients.weights_of_statistics(problem, models, mean_weights, split)
+            # Batch statistics are means by the weights with which they moved, or by more.
+            statistics_weights = peaks
+            if sends_gradients:
+                batch_weights = (row.weights[:, batch.index] * batch.mask).sum(axis=1)
+                statistics_weights = batch_weights / jnp.maximum(batch.mask.sum(), 1)
+            sums = gradients.weights_of_statistics(problem, models, statistics_weights, split)
             return ClientOutput(
                 row=row,
                 upload=Upload(update, sums=sums),
@@ -345,23 +355,23 @@ class FedeRiCoFriends:
 
         # ---- What a client predicts with.
 
-        def candidates_shares(row: Row) -> Array:
-            """(C, S) z_jc of its candidates; 1 for its own model, 0 for models that it has not evaluated."""
-            shares = shared_classes(row.evidence)
-            is_known = jnp.isfinite(row.table.tracked)[:, None]
-            is_own = jnp.arange(num_candidates)[:, None] == 0
-            return jnp.where(is_own, 1.0, jnp.where(is_known, shares, 0.0))
-
         def select_models(context: ClientContext, row: Row, size: Array) -> Mixture:
-            scores = jnp.log(candidates_shares(row).mean(axis=1))
-            return neighbors.heaviest(row.table, num_mixed, scores)
+            is_own = jnp.arange(num_candidates) == 0
+            shares = jnp.where(is_own, 1.0, jnp.clip(1 - row.table.tracked, 0, 1))
+            return neighbors.heaviest(row.table, num_mixed, jnp.log(shares))
 
         def predict(
             context: ClientContext, models: Params, row: Row, data: ClientData
         ) -> Prediction:
             """p(c | x) in proportion to p(c | x; phi_i) + sum_j z_jc p(c | x; phi_j)."""
             is_slot = row.table.ids[None, :] == context.index[:, None]
-            shares = candidates_shares(row)[is_slot.argmax(axis=1)]
+            slots = is_slot.argmax(axis=1)
+            shares = shared_classes(row.evidence[slots])
+
+            # 1 for its own model, 0 for models that it has not evaluated.
+            is_known = jnp.isfinite(row.table.tracked[slots])[:, None]
+            is_own = slots[:, None] == 0
+            shares = jnp.where(is_own, 1.0, jnp.where(is_known, shares, 0.0))
             return Prediction(weights=evidence.normalized(shares))
 
         def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
@@ -377,8 +387,8 @@ class FedeRiCoFriends:
             predict=predict,
             adapt=adapt,
             exchanges=solver.max_steps(problem.n_max) if sends_gradients else 1,
-            # An example is in one half, so that one reference trains on it.
-            ledger=Ledger(gradients=num_received + self.references, unaccounted=BY_LOSS),
+            # A reference trains on half of the examples, each of them twice as often.
+            ledger=Ledger(gradients=num_received + 2 * has_references, unaccounted=BY_LOSS),
             report=MethodReport(scored="each client's mixture of its own model and its friends'"),
         )
 
@@ -387,7 +397,10 @@ class FedeRiCoFriends:
 
 
 def halves(client: Array, split: Split) -> tuple[Split, Split]:
-    """Two halves of a client's examples, the same in every round; each class, or range of values, is in both."""
+    """Two halves of a client's examples, the same in every round.
+
+    Each class, or range of values, is in both, if an example has one label.
+    """
     n_max = split.y.shape[0]
     key = jax.random.fold_in(jax.random.key(HALVES), client)
     lots = jax.random.uniform(key, (n_max,))
@@ -401,7 +414,7 @@ def halves(client: Array, split: Split) -> tuple[Split, Split]:
     odds = order[1::2]
 
     def half(first: Array, second: Array, size: Array) -> Split:
-        chosen_order = jnp.concatenate([first, second])
+        chosen_order = jnp.concatenate([first, second])[: len(evens)]
         x, y = map_examples(lambda leaf: Chosen(leaf, chosen_order), split[:2])
         return Split(x, y, size)
 
@@ -449,11 +462,21 @@ class Evidence(NamedTuple):
         has_classes = model.task == "classification" and len(model.output_shape) == 2
         return model.output_shape[-1] if has_classes and self.by_class else 1
 
-    def by_example(self, class_weights: Array, split: Split) -> Array:
-        """(..., n_max) weights of a client's examples, from those of their classes (..., S)."""
+    @property
+    def can_guess(self) -> bool:
+        """Whether the losses of guessing labels are known."""
+        model = self.problem.model
+        if model.task == "classification":
+            return model.criterion is None
+        return model.target_shape in (None, model.output_shape[1:])
+
+    def example_weights(self, class_weights: Array, split: Split) -> Array:
+        """(..., n_max) weights of examples, from those (..., S) of their classes; 0 for labels of no class."""
         if self.num_classes == 1:
             return jnp.broadcast_to(class_weights, (*class_weights.shape[:-1], split.y.shape[0]))
-        return class_weights[..., jnp.clip(split.y[...], 0, self.num_classes - 1)]
+        y = split.y[...]
+        is_class = (y >= 0) & (y < self.num_classes)
+        return jnp.where(is_class, class_weights[..., jnp.where(is_class, y, 0)], 0.0)
 
     def losses(self, params: Params, split: Split) -> Array:
         """(n_max, T) losses of a model on a client's examples, at each temperature; 0 for padding."""
@@ -483,19 +506,21 @@ class Evidence(NamedTuple):
         """(..., T, S) sums of losses (..., n_max, T) over the examples of each class."""
         if self.num_classes == 1:
             return losses.sum(axis=-2)[..., None]
-        membership = jax.nn.one_hot(split.y[...], self.num_classes)
-        return jnp.einsum("...nt,ns->...ts", losses, membership)
+        by_example = jnp.moveaxis(losses, -2, 0)
+        sums = jax.ops.segment_sum(by_example, split.y[...], self.num_classes)
+        return jnp.moveaxis(sums, 0, -1)
 
     def held_out_losses(self, references: Params, both_halves: tuple[Split, Split]) -> Array:
         """(S,) summed losses of two references (2, ...), each on the half that did not train it."""
         first_half, second_half = both_halves
 
         def evaluate(reference: Params, is_first: Array) -> Array:
-            other_half = chosen_half(is_first, second_half, first_half)
+            other_half = chosen_half(~is_first, first_half, second_half)
             return self.sum_by_class(self.losses(reference, other_half), other_half)
 
         is_first = jnp.array([True, False])
         losses = self.problem.plan.over_models(evaluate, references, is_first).sum(axis=0)
+        losses = jnp.nan_to_num(losses, nan=jnp.inf, posinf=jnp.inf)
         best = jnp.argmin(losses.sum(axis=1))
         return losses[best]
 
@@ -510,11 +535,12 @@ class Evidence(NamedTuple):
         return jnp.where(jnp.isfinite(guessing), bar, references)
 
     def explained(self, losses: Array, bar: Array, size: Array) -> Array:
-        """(J, n_max) in [0, 1]: p(y | x) of each example under J models, by their losses (J, n_max, T)."""
+        """(J, n_max) in [0, 1]: p(y | x) of each example under J models, by their losses (J, n_max, T); 0 for NaN."""
         scale = 1.0
         if self.is_regression:
             scale = jnp.maximum(2 * bar.sum() / jnp.maximum(size, 1), LEAST_SCALE)
-        return jnp.exp(-losses[..., 0] / scale)
+        losses = jnp.nan_to_num(losses[..., 0], nan=jnp.inf, posinf=jnp.inf)
+        return jnp.exp(-jnp.maximum(losses, 0) / scale)
 
     def guessing_losses(self, split: Split) -> Array:
         """(S,) summed losses of guessing each label by the frequencies, or mean, of the others; inf: unknown."""
@@ -541,21 +567,24 @@ class Evidence(NamedTuple):
         is_known = split.size > (1 if self.is_regression else 0)
         return jnp.where(is_known, total, jnp.inf)
 
-    def gains(self, losses: Array, bar: Array, size: Array) -> Array:
-        """(..., S) evidence of models with losses (..., T, S), at their most likely temperatures.
+    def against(self, bar: Array, losses: Array, size: Array) -> Array:
+        """(..., S) evidence of models, at their most likely temperatures.
 
         Args:
-            losses: As from `losses`.
-            bar: (S,) B_c; inf: unknown, and there is no evidence for any model.
+            bar: (S,) B_c; inf: unknown, and models share nothing.
+            losses: (..., T, S) of the models, as from `sum_by_class`.
             size: () n_i.
         """
         if self.is_regression:
-            nats = size / 2 * jnp.log(bar / losses)
+            is_known = jnp.isfinite(bar) & (bar > 0) & (losses > 0)
+            ratio = jnp.where(is_known, bar, 1.0) / jnp.where(is_known, losses, 1.0)
+            nats = size / 2 * jnp.log(ratio)
         else:
+            is_known = jnp.isfinite(bar)
             nats = bar - losses
-        nats = jnp.where(jnp.isfinite(bar), nats, -MOST_NATS)
+        nats = jnp.where(is_known, nats, -MOST_NATS)
         nats = jnp.nan_to_num(nats, nan=-MOST_NATS, posinf=MOST_NATS, neginf=-MOST_NATS)
-        nats = jnp.clip(nats, -MOST_NATS, MOST_NATS)
+        nats = jnp.where(size > 0, jnp.clip(nats, -MOST_NATS, MOST_NATS), 0.0)
         likelihood = jax.nn.logsumexp(log_hypotheses(nats), axis=-1)
         best = likelihood.argmax(axis=-1)
         return jnp.take_along_axis(nats, best[..., None, None], axis=-2)[..., 0, :]
@@ -568,16 +597,22 @@ class Evidence(NamedTuple):
     def newcomer(self, models: Params, split: Split, num_mixed: int) -> Prediction:
         """What a client unseen in training predicts with, of N models."""
 
-        def evaluate(model: Params, split: Split) -> Array:
-            return self.sum_by_class(self.losses(model, split), split)
+        bar = self.guessing_losses(split)
 
-        losses = by_loss.evaluate_all(self.problem, models, split, evaluate)
-        gains = self.gains(losses, self.guessing_losses(split), split.size)
-        shares = shared_classes(gains)
+        def evaluate(model: Params, split: Split) -> Array:
+            """(S + 1,) z_c, and the loss at the best temperature."""
+            losses = self.sum_by_class(self.losses(model, split), split)
+            shares = shared_classes(self.against(bar, losses, split.size))
+            return jnp.append(shares, losses.sum(axis=1).min())
+
+        found = by_loss.evaluate_all(self.problem, models, split, evaluate)
+        shares = found[:, :-1]
+        totals = jnp.nan_to_num(found[:, -1], nan=jnp.inf, posinf=jnp.inf)
 
         # All models by their likelihoods are one more, in place of its own.
-        totals = losses.sum(axis=2).min(axis=1)
-        shares = shares + jax.nn.softmax(-totals)[:, None]
+        least = jnp.where(jnp.isfinite(totals).any(), totals.min(), 0.0)
+        likelihoods = jax.nn.softmax(jnp.maximum(least - totals, -MOST_NATS))
+        shares = shares + likelihoods[:, None]
         _, index = jax.lax.top_k(shares.mean(axis=1), min(num_mixed, len(shares)))
         return Prediction(index=index.astype(jnp.int32), weights=self.normalized(shares[index]))
 
@@ -614,4 +649,5 @@ def shared_classes(evidence: Array) -> Array:
     pi = (jnp.arange(GRID) + 0.5) / GRID
     log_odds = jnp.log(pi) - jnp.log1p(-pi)
     given_pi = jax.nn.sigmoid(evidence[..., None, :] + log_odds[:, None])
-    return jnp.einsum("...g,...gs->...s", some, given_pi) + everything
+    shares = (some[..., None] * given_pi).sum(axis=-2) + everything
+    return jnp.minimum(shares, 1.0)

@@ -29,7 +29,7 @@ GRADIENTS = {
     "dfedem": COMPONENTS,
     "federico": 1 + NEIGHBORS,  # of its own model and of those that it holds
     "federico_centralized": 4,  # of all K = 4 models
-    "federico_friends": 2 + NEIGHBORS,  # of a reference, too
+    "federico_friends": 3 + NEIGHBORS,  # of two references, too
     "fedavg_data": 0,  # the examples themselves are sent
     "perada": 0,  # the server has examples
 }

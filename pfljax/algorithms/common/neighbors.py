@@ -61,7 +61,7 @@ def candidates(key: Key, client: Array, num: int, num_clients: int, tracked: flo
 
     Args:
         key: The client's key.
-        own: Its id.
+        client: Its id.
         num: C, at most K.
         num_clients: K.
         tracked: inf: models count as not evaluated yet; 0: as evaluated with a loss of zero
@@ -160,7 +160,7 @@ def heaviest(table: Candidates, num: int, scores: Array) -> Mixture:
 
 
 def sample_others(key: Key, client: Array, num: int, count: int) -> Array:
-    """Draws `count` distinct positions from range(num) without `own`, uniformly, in random order; O(count^2)."""
+    """Draws `count` distinct positions from range(num) without `client`, uniformly, in random order; O(count^2)."""
     if count == 0:
         return jnp.zeros((0,), jnp.int32)
     draw_key, order_key = jax.random.split(key)
@@ -212,13 +212,13 @@ def epsilon_greedy(
     Args:
         key: Key for this client and round.
         table: Its candidates.
-        own: Its id.
+        client: Its id.
         cohort: Only clients of the cohort can be neighbors.
         count: M.
         epsilon: Probability of exploring.
 
     Returns:
-        (M,) int32 client ids, distinct and without `own`.
+        (M,) int32 client ids, distinct and without `client`.
     """
     if count == 0:
         return jnp.zeros((0,), jnp.int32)

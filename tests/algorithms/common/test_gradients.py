@@ -130,12 +130,19 @@ def test_batch_statistics_are_means_by_the_weights_of_the_gradients(name, update
     means = [federation.train.x[k, :n].mean(axis=0) for k, n in enumerate(sizes)]
     variances = [federation.train.x[k, :n].var(axis=0) for k, n in enumerate(sizes)]
     weights = np.zeros((3, 3))
+    divisors = np.zeros((3, 3))
     for k, held in enumerate(HELD[0]):
         found = np.asarray(states[1].rows.weights)[k]
-        # of models; FedeRiCoFriends weighs each example
-        weights[k, held] = found.sum(axis=1) if found.ndim == 2 else found * sizes[k]
-    shares = weights / weights.sum(axis=0)
+        if found.ndim == 1:
+            weights[k, held] = found * sizes[k]
+            divisors[k, held] = weights[k, held]
+        else:  # FedeRiCoFriends weighs each example; in local training, relative to the largest weight
+            weights[k, held] = found.sum(axis=1)
+            divisors[k, held] = found.max(axis=1) * sizes[k]
+            if update == "gradient":
+                divisors[k, held] = weights[k, held]
+    shares = weights / divisors.sum(axis=0)
     statistics = states[1].models["batch_stats"]["BatchNorm_0"]
     np.testing.assert_allclose(statistics["mean"], 0.3 * shares.T @ means, rtol=1e-4, atol=1e-6)
-    expected = 0.7 + 0.3 * shares.T @ variances
+    expected = 1 + 0.3 * (shares.T @ variances - shares.sum(axis=0))
     np.testing.assert_allclose(statistics["var"], expected, rtol=1e-4, atol=1e-6)
