@@ -37,7 +37,7 @@ Details:
   they are.
 - Regression, sequences and multi-label examples are one class. In regression, where the scale of losses is unknown,
   the evidence is n_i / 2 log(B / L_j) with B = R^(4/5) G^(1/5), labels are guessed by the mean of the others, and
-  exp(-n_i l / (2 B)) takes the place of p. Losses that are not positive share nothing.
+  exp(-2 n_i l / B) takes the place of p. Losses that are not positive share nothing.
 - With `update="delta"`, the weighted loss is that of local training, and the change is weighted by the largest of the
   examples' weights, to which the others are relative. Batch statistics are means by the weights.
 - A newcomer has no references and no model of its own: it guesses labels by their frequencies, and the mixture of all
@@ -538,7 +538,7 @@ class Evidence(NamedTuple):
         """(J, n_max) in [0, 1]: p(y | x) of each example under J models, by their losses (J, n_max, T); 0 for NaN."""
         scale = 1.0
         if self.is_regression:
-            scale = jnp.maximum(2 * bar.sum() / jnp.maximum(size, 1), LEAST_SCALE)
+            scale = jnp.maximum(bar.sum() / jnp.maximum(2 * size, 1), LEAST_SCALE)
         losses = jnp.nan_to_num(losses[..., 0], nan=jnp.inf, posinf=jnp.inf)
         return jnp.exp(-jnp.maximum(losses, 0) / scale)
 

@@ -224,7 +224,7 @@ def test_rounds_of_friends_in_regression_with_the_draws_given():
             held_out += np.square(residuals(references[i][1], *first)[0]).sum()
             guessing = np.square((y - y.mean()) * n / (n - 1)).sum()
             bar = min(held_out, guessing) ** 0.8 * guessing**0.2
-            scale = 2 * bar / n
+            scale = bar / (2 * n)
             for b in held[i]:
                 newest = n / 2 * np.log(bar / np.square(residuals(theta[b], x, y)[0]).sum())
                 average = (1 - BETA) * evidence[i, b] + BETA * newest
@@ -337,7 +337,7 @@ def test_delta_returns_the_weighted_change_of_local_epochs():
         shared.append(share)
         expected[own] += n / sizes[own] * (descend(federation, i, theta[own], 3) - theta[own])
         model = theta[other]
-        pull = np.exp(-np.square(inputs @ model - y) / (2 * bar / n))
+        pull = np.exp(-2 * n * np.square(inputs @ model - y) / bar)
         peak = share / (1 + share) * pull.max()  # weights are relative to the largest one
         pull = pull / pull.max()
         for _ in range(3):

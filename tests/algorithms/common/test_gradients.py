@@ -144,5 +144,5 @@ def test_batch_statistics_are_means_by_the_weights_of_the_gradients(name, update
     shares = weights / divisors.sum(axis=0)
     statistics = states[1].models["batch_stats"]["BatchNorm_0"]
     np.testing.assert_allclose(statistics["mean"], 0.3 * shares.T @ means, rtol=1e-4, atol=1e-6)
-    expected = 1 + 0.3 * (shares.T @ variances - shares.sum(axis=0))
+    expected = 1 + 0.3 * (shares.T @ variances - shares.sum(axis=0)[:, None])
     np.testing.assert_allclose(statistics["var"], expected, rtol=1e-4, atol=1e-6)
