@@ -1,5 +1,6 @@
 """FedeRiCo with friends by hand: the posterior, rounds, newcomers, limits, and learning."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -22,7 +23,7 @@ from quadratics import descend, loss_of, vectors
 from pfljax import ArgumentError, data
 from pfljax.algorithms import FedeRiCoFriends, Local
 from pfljax.algorithms.common import classes
-from pfljax.algorithms.federico_friends import halves, shared_classes
+from pfljax.algorithms.federico_friends import Evidence, halves, shared_classes
 from pfljax.contract.types import Split
 from pfljax.exchange.plan import make_plan
 from pfljax.exchange.rounds import make_round
@@ -425,3 +426,53 @@ def test_friends_are_the_clients_of_a_group(common_init):
     within, across = shared_weights(weights)
     assert accuracy > 0.9 and across == 0
     np.testing.assert_allclose(within, 1, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_diverged_model_stays_its_owner_s(task):
+    """Neither gradients nor predictions of clients that meet it become NaN; client 2 has no examples."""
+    sizes = (9, 12, 0, 7)
+    federation = toys.make_federation(sizes, task, features=2, seed=3)
+    start = toys.play("federico_friends", federation, 1, optax.sgd(0.1), {"neighbors": 3}).states[0]
+    models = jax.tree.map(np.array, start.models)
+    for leaf in jax.tree.leaves(models):
+        leaf[3] = np.nan
+    *_, problem, algorithm, states, _ = toys.play(
+        "federico_friends",
+        federation,
+        3,
+        optax.sgd(0.1),
+        {"neighbors": 3},
+        state=start.with_models(models),
+    )
+    for state in states:
+        for leaf in jax.tree.leaves(state.models):
+            assert np.isfinite(np.asarray(leaf)[:3]).all()
+    newcomers = toys.adapt(
+        algorithm, problem, jax.random.key(0), states[-1], federation.client_data
+    )
+    assert np.isfinite(newcomers.weights).all()
+    evidence = np.asarray(states[-1].rows.evidence)
+    assert np.isfinite(evidence).all() and evidence[0].min() < -1e5  # of the diverged model
+
+
+def test_without_references_labels_must_be_guessed():
+    federation = toys.make_federation(SIZES)
+    problem = toys.make_problem(federation)
+    own_loss = dataclasses.replace(problem.model, criterion=lambda outputs, y: outputs[:, 0] ** 2)
+    with pytest.raises(
+        ArgumentError, match=r"^federico_friends\.references=False: needs a loss of"
+    ):
+        FedeRiCoFriends(neighbors=2, references=False).build(problem._replace(model=own_loss))
+
+
+def test_labels_of_no_class_have_no_weight_and_no_evidence():
+    problem = toys.make_problem(toys.make_federation(SIZES))
+    evidence = Evidence(problem, by_class=True, has_temperatures=True)
+    split = Split(jnp.zeros((4, 4)), jnp.array([0, 255, 2, 1]), jnp.int32(4))
+    class_weights = jnp.array([[0.1, 0.2, 0.3]])
+    found = evidence.example_weights(class_weights, split)
+    np.testing.assert_allclose(found, [[0.1, 0.0, 0.3, 0.2]])
+    losses = jnp.array([1.0, 5.0, jnp.inf, 3.0])[:, None]
+    np.testing.assert_array_equal(evidence.sum_by_class(losses, split), [[1.0, 3.0, np.inf]])
