@@ -605,9 +605,9 @@ class Evidence(NamedTuple):
             shares = shared_classes(self.against(bar, losses, split.size))
             return jnp.append(shares, losses.sum(axis=1).min())
 
-        found = by_loss.evaluate_all(self.problem, models, split, evaluate)
-        shares = found[:, :-1]
-        totals = jnp.nan_to_num(found[:, -1], nan=jnp.inf, posinf=jnp.inf)
+        shares_and_totals = by_loss.evaluate_all(self.problem, models, split, evaluate)
+        shares = shares_and_totals[:, :-1]
+        totals = jnp.nan_to_num(shares_and_totals[:, -1], nan=jnp.inf, posinf=jnp.inf)
 
         # All models by their likelihoods are one more, in place of its own.
         least = jnp.where(jnp.isfinite(totals).any(), totals.min(), 0.0)
