@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -288,14 +289,22 @@ class DeviceStore(Store):
         length: int,
         replicates: Replicates,
     ) -> Compiled:
-        """Compiles the rounds of `lower_segment`, and the initialization of the state."""
+        """Compiles the rounds of `lower_segment` and, at the same time, the initialization of the state."""
         if isinstance(plan, PythonPlan):
             return _in_python(experiment, clients, plan)
         begin = time.perf_counter()
         lowered = self.lower_segment(experiment, clients, plan, length, replicates)
         state = lowered.state
         frozen = lowered.frozen
-        compiled = lowered.program.compile()
+        init, key = self._init(experiment, plan, replicates)
+        network = experiment.problem.model.network
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+        jitted_init = Jitted(network, plan, init, out_shardings=shardings)
+        with ThreadPoolExecutor(max_workers=1) as background:
+            compiling = background.submit(lowered.program.compile)
+            compiled_init = jitted_init.lower(key, clients).compile()
+            compiled = compiling.result()
+        compile_seconds = time.perf_counter() - begin
 
         def segment(
             key: Key, start: int, stop: int, state: State, clients: ClientData
@@ -306,13 +315,6 @@ class DeviceStore(Store):
             runs, records, done = compiled(key, first, end, rest, models, clients, frozen=frozen)
             rest, models = runs
             return _with_models(rest, models), records, done
-
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-        init, key = self._init(experiment, plan, replicates)
-        network = experiment.problem.model.network
-        jitted_init = Jitted(network, plan, init, out_shardings=shardings)
-        compiled_init = jitted_init.lower(key, clients).compile()
-        compile_seconds = time.perf_counter() - begin
 
         return Compiled(
             lowered.algorithm,
