@@ -17,6 +17,7 @@ from pfljax.api.run import Run, train_replicates
 from pfljax.contract import processes, speech
 from pfljax.contract.alike import alike
 from pfljax.contract.errors import ArgumentError, OutOfMemory, RunError
+from pfljax.contract.pooled import is_pooled
 from pfljax.contract.speech import logger
 from pfljax.data import Federation
 from pfljax.folder import files, folders, former, locks, manifest
@@ -63,8 +64,8 @@ class Study:
     Attributes:
         rounds: Number of rounds.
         schedule: When to evaluate and save the runs.
-        replicate: Whether runs that differ only in numbers share a kernel: "auto", if their data have the same shapes;
-            "vmap", also if they must be padded; or "no".
+        replicate: Whether runs that differ only in numbers share a kernel: "auto", if their training and validation
+            examples have the same shapes; "vmap", also if these must be padded; or "no". Test examples are padded.
         rerun: "changed" trains cells again that were trained with other settings, data or another program.
         profile: Folder for a profiler trace of a few rounds.
     """
@@ -231,7 +232,8 @@ class Study:
             if is_single:
                 key = number
             elif self.replicate != "vmap":
-                key = f"{shapes(experiment.federation)} {experiment.federation.late_scaling}"
+                clients = experiment.federation
+                key = f"{shapes_in_training(clients)} {clients.late_scaling}"
             groups.setdefault(key, []).append(number)
         return [alike_runs for group in groups.values() for alike_runs in split_alike(runs, group)]
 
@@ -344,6 +346,16 @@ def shapes(clients: Federation) -> Any:
     """Shapes and types of the clients' examples."""
     splits = (clients.train, clients.validation, clients.test)
     return jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), splits)
+
+
+def shapes_in_training(clients: Federation) -> Any:
+    """Shapes and types of what training reads: all but the number of test examples, which are padded."""
+
+    def kind(examples: Any) -> tuple[tuple[int, ...], str]:
+        return examples.shape[2:], str(examples.dtype)
+
+    kinds = jax.tree.map(kind, clients.test[:2], is_leaf=is_pooled)
+    return shapes(dataclasses.replace(clients, test=clients.validation)), kinds
 
 
 def damage(folder: Path) -> str:

@@ -248,8 +248,8 @@ HELP: Mapping[str, str] = {
     "seeds": "Seeds of the runs; each determines the split, initial models, cohorts and mini-batches.",
     "splits": "Seeds of the data split; every seed is trained on every split. Default: the seeds determine the "
     "splits.",
-    "replicate": "Train the trials of a method in one compiled program. auto: if their data have the same shapes. "
-    "vmap: also with padding. no: one after the other.",
+    "replicate": "Train the trials of a method in one compiled program. auto: if their training data have the same "
+    "shapes. vmap: also with padding. no: one after the other.",
     "rerun": "changed: train finished runs again if their settings, data, method or model have changed.",
     "out": "Folder of the table. Finished runs in it are not repeated.",
     "tune": "Learning rates from which each method's is chosen by the score on validation examples. Without a value: "

@@ -71,6 +71,22 @@ def test_seeds_share_a_kernel_by_default_and_score_as_they_do_alone(clients, tra
     np.testing.assert_allclose(accuracies(together), accuracies(alone))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("pooled", [False, True])
+def test_different_numbers_of_test_examples_do_not_keep_seeds_apart(trained, pooled):
+    def clients_of(seed):
+        drawn = pfl.data.Splits(
+            train_examples=6, test_examples=3 + 4 * seed, replacement=pooled, test_fraction=0.4
+        )
+        return pfl.data.digits(num_clients=4, seed=seed, splits=drawn)
+
+    options = {"rounds": 2, "seeds": (0, 1)}
+    together = pfl.compare([pfl.FedAvg()], clients_of, MODEL, LOCAL, **options)
+    assert trained == [2]
+    alone = pfl.compare([pfl.FedAvg()], clients_of, MODEL, LOCAL, replicate="no", **options)
+    np.testing.assert_allclose(accuracies(together), accuracies(alone))
+
+
 @pytest.mark.long
 def test_clients_of_other_shapes_get_a_kernel_of_their_own(clients, trained):
     fewer = pfl.data.digits(
