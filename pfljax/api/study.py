@@ -349,13 +349,20 @@ def shapes(clients: Federation) -> Any:
 
 
 def shapes_in_training(clients: Federation) -> Any:
-    """Shapes and types of what training reads: all but the number of test examples, which are padded."""
+    """Shapes and types of what training reads. Numbers of test examples, and of pooled examples, do not count."""
 
-    def kind(examples: Any) -> tuple[tuple[int, ...], str]:
+    def shape(examples: Any) -> tuple[tuple[int, ...], str]:
+        return examples.shape, str(examples.dtype)
+
+    def shape_of_one(examples: Any) -> tuple[tuple[int, ...], str]:
         return examples.shape[2:], str(examples.dtype)
 
-    kinds = jax.tree.map(kind, clients.test[:2], is_leaf=is_pooled)
-    return shapes(dataclasses.replace(clients, test=clients.validation)), kinds
+    in_training = (clients.train, clients.validation)
+    test = (clients.test.x, clients.test.y)
+    return (
+        jax.tree.map(shape, in_training, is_leaf=is_pooled),
+        jax.tree.map(shape_of_one, test, is_leaf=is_pooled),
+    )
 
 
 def damage(folder: Path) -> str:
