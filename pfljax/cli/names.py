@@ -188,6 +188,14 @@ LIBRARY: Mapping[Any, Mapping[str, Sequence[str]]] = {
         "": ("standardize", "task"),
         "data": ("file", "shape", "stride", "fraction"),
     },
+    sources.pfllib: {
+        "": ("standardize", "task"),
+        "data": ("file", "fraction"),
+    },
+    sources.flbench: {
+        "": ("standardize", "task"),
+        "data": ("file", "shape", "fraction"),
+    },
     sources.images: {
         "": ("standardize",),
         "data": ("file", "size", "fraction"),

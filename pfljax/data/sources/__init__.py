@@ -7,9 +7,11 @@ from pfljax.data.sources.arrays import make_source
 from pfljax.data.sources.builtin import digits, sine, synthetic
 from pfljax.data.sources.federated import tff
 from pfljax.data.sources.files import npy, npz
+from pfljax.data.sources.flbench_files import flbench
 from pfljax.data.sources.folders import images
 from pfljax.data.sources.formats import FORMATS, detect_format, has_tests, read
 from pfljax.data.sources.leaf_files import leaf
+from pfljax.data.sources.pfllib_files import pfllib
 from pfljax.data.sources.plays import text
 from pfljax.data.sources.prepared import tfds
 from pfljax.data.sources.records import arrayrecord
@@ -25,6 +27,7 @@ __all__ = [
     "arrayrecord",
     "detect_format",
     "digits",
+    "flbench",
     "has_tests",
     "huggingface",
     "images",
@@ -32,6 +35,7 @@ __all__ = [
     "make_source",
     "npy",
     "npz",
+    "pfllib",
     "read",
     "sine",
     "synthetic",
