@@ -159,6 +159,19 @@ HELP: Mapping[str, str] = {
     "partition_balanced": "Balance the numbers of clients per group. Otherwise groups are drawn at random.",
     "partition_alpha": "Dirichlet concentration; smaller values make clients more different.",
     "partition_classes": "Number of classes per client.",
+    "partition_capped": "Give a client nothing of the remaining classes once it has its even share of all examples.",
+    "partition_shards": "Number of shards per client.",
+    "partition_growth": "Growth of the clients' numbers of examples with the client's number.",
+    "partition_sizes": "Numbers of examples of the clients, up to a common factor. Default: as --partition_growth "
+    "says.",
+    "partition_strictness": "Weight of the target in the order of the examples; 0 makes clients alike, 1 gives them "
+    "ranges of the target.",
+    "partition_bins": "Number of bins of the target.",
+    "partition_members": "Number of the data's clients in a client.",
+    "by_time": "Split each client's examples by time: the latest are for testing, those before for validation. "
+    "Without times, the order of the examples counts.",
+    "data_time": "Column that says when each example was taken: numbers, dates, or texts such as 2024-05-31. "
+    "Default: the order of the rows.",
     "data_fraction": "Fraction of the examples to use, sampled uniformly.",
     "synthetic_labels": "Labels of synthetic data. published: those of the paper's authors, of which a bug makes a "
     "quarter constant.",

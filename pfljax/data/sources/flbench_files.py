@@ -121,7 +121,9 @@ def _assigned(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     train_clients = set(client[split != SPLITS.index("test")].tolist())
     if not train_clients & test_clients:
         text = "has no client with training and test examples"
-        raise ArgumentError("file", f"{text}; accepted: generate_data.py --split=sample", str(path))
+        raise ArgumentError(
+            "file", f"{text}; accepted: the split sample of generate_data.py", str(path)
+        )
     return rows, client, split
 
 

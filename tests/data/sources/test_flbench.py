@@ -137,7 +137,7 @@ BY_USER = [{"train": [0, 1], "val": [], "test": []}, {"train": [], "val": [], "t
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
-        (BY_USER, r"partition\.pkl: has no client with training and test examples; accepted: gen"),
+        (BY_USER, r"partition\.pkl: has no client with training and test examples; accepted: the"),
         ([{"train": [0], "test": [1]}], r"partition\.pkl: is no partition of FL-bench, with data_"),
         ([], r"partition\.pkl: is no partition of FL-bench"),
         (None, r"partition\.pkl: is no partition of FL-bench"),
