@@ -137,8 +137,8 @@ HELP: Mapping[str, str] = {
     "FedAsync); 0: twice as many as a round's updates, if there are so many.",
     "clock_seed": "Seed of the simulated devices, the same for all runs of a comparison.",
     # Data.
-    "dataset": f"Data set: digits, sine, synthetic, tfds:NAME, or the format of --data_file: {FILES}. file: the "
-    "format that the path looks like.",
+    "dataset": f"Data set: digits, sine, synthetic, hf:NAME, tfds:NAME, or the format of --data_file: {FILES}. "
+    "file: the format that the path looks like.",
     "partition": "Division of the examples among clients. auto: natural if the data name clients, otherwise "
     "label_groups, or iid for regression.",
     "num_clients": "Number of clients; 0: all clients of a natural partition, otherwise 16.",
@@ -202,7 +202,9 @@ HELP: Mapping[str, str] = {
     "data_size": "Height and width to which images are resized. Default: all images must have the same size.",
     "data_shape": "Shape of an example that the file stores as a list of numbers, such as 28,28,1. Default: the "
     "list's.",
-    "data_dir": "Folder of the prepared TFDS data sets. Default: TFDS's own.",
+    "data_dir": "Folder of the prepared TFDS data sets, or of the cache of Hugging Face's. Default: the library's own.",
+    "data_config": "Configuration of a data set on the Hub, if it has several.",
+    "data_test_split": "Split of a data set on the Hub with the official test examples.",
     "unseen": "Share of the clients to hold out of training; they adapt and are evaluated at the end.",
     # Execution.
     "plan": "How a device trains its clients: one by one (map), all at once (vmap), or --chunk at a time (chunk). "

@@ -208,6 +208,21 @@ LIBRARY: Mapping[Any, Mapping[str, Sequence[str]]] = {
         "": ("standardize",),
         "data": ("file", "size", "fraction"),
     },
+    sources.hub: {
+        "": ("data_dir", "fill", "standardize", "task"),
+        "data": (
+            "config",
+            "test_split",
+            "label",
+            "client",
+            "image",
+            "features",
+            "categorical",
+            "text",
+            "size",
+            "fraction",
+        ),
+    },
     sources.tfds: {
         "": ("data_dir", "standardize"),
         "data": ("fraction",),
