@@ -10,7 +10,7 @@ import math
 import pickle
 import re
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -30,8 +30,7 @@ class _Array:
 
     def __setstate__(self, state: tuple) -> None:
         _, shape, dtype, is_fortran, content = state
-        order = "F" if is_fortran else "C"
-        self.values = _filled(content, dtype, shape, order)
+        self.values = _filled(content, dtype, shape, "F" if is_fortran else "C")
 
 
 class _DType:
@@ -49,7 +48,7 @@ class _DType:
             self.values = self.values.newbyteorder(byte_order)
 
 
-def _filled(content: Any, dtype: _DType, shape: tuple, order: str) -> np.ndarray:
+def _filled(content: Any, dtype: Any, shape: tuple, order: Literal["C", "F"]) -> np.ndarray:
     """An array with its content: bytes, or the list of its objects."""
     if not isinstance(dtype, _DType):
         raise NotPlain("it has an array without a dtype")
@@ -71,7 +70,7 @@ def _new_array(*_: Any) -> _Array:
     return _Array()
 
 
-def _array_from_buffer(content: Any, dtype: Any, shape: tuple, order: str) -> _Array:
+def _array_from_buffer(content: Any, dtype: Any, shape: tuple, order: Literal["C", "F"]) -> _Array:
     """NumPy's `_frombuffer`, with which protocol 5 makes arrays."""
     array = _Array()
     array.values = _filled(content, dtype, shape, order)
@@ -83,21 +82,36 @@ def _scalar(dtype: Any, content: Any = b"") -> Any:
     return _filled(content, dtype, (), "C")[()]
 
 
-ARRAY = object()  # stands for the class, which only `_reconstruct` gets
-MADE_WITH: dict[str, Any] = {"_reconstruct": _new_array, "scalar": _scalar}
-ADMITTED: dict[tuple[str, str], Any] = {
+class _Named:
+    """What a name in a file stands for. A file can call it, but cannot change it."""
+
+    __slots__ = ("make",)
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self.make = make
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.make(*arguments)
+
+    def __setstate__(self, state: Any) -> None:
+        raise NotPlain("it changes what a name stands for")
+
+
+ARRAY = _Named(_new_array)
+ADMITTED: dict[tuple[str, str], _Named] = {
     ("numpy", "ndarray"): ARRAY,
     ("numpy", "matrix"): ARRAY,
     ("numpy.matrixlib.defmatrix", "matrix"): ARRAY,
-    ("numpy", "dtype"): _DType,
+    ("numpy", "dtype"): _Named(_DType),
 }
 for core in ("numpy.core", "numpy._core"):  # of NumPy 1 and of NumPy 2
-    ADMITTED |= {(f"{core}.multiarray", name): make for name, make in MADE_WITH.items()}
-    ADMITTED[f"{core}.numeric", "_frombuffer"] = _array_from_buffer
+    ADMITTED[f"{core}.multiarray", "_reconstruct"] = ARRAY
+    ADMITTED[f"{core}.multiarray", "scalar"] = _Named(_scalar)
+    ADMITTED[f"{core}.numeric", "_frombuffer"] = _Named(_array_from_buffer)
 
 
 class _Plain(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Callable | object:
+    def find_class(self, module: str, name: str) -> _Named:
         if (module, name) in ADMITTED:
             return ADMITTED[module, name]
         raise NotPlain(
@@ -143,6 +157,6 @@ def _finished(value: Any) -> Any:
         for place, entry in enumerate(value.ravel()):
             values[place] = _finished(entry)
         return values.reshape(value.shape)
-    if value is ARRAY or isinstance(value, _Array | _DType) or callable(value):
+    if isinstance(value, _Named | _Array | _DType):
         raise NotPlain("it has values that are no numbers, texts, lists, dicts or arrays")
     return value

@@ -124,6 +124,14 @@ def test_a_pickle_that_calls_functions_is_refused_and_calls_none(
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("state", [b"}\x8c\x01aK\x01s", b"N}\x8c\x0c__defaults__)s\x86"])
+def test_a_pickle_changes_nothing_that_it_names(state):
+    """The operation BUILD would set attributes of the functions that make arrays."""
+    for name in (b"numpy._core.multiarray\nscalar", b"numpy\nndarray", b"numpy\ndtype"):
+        with pytest.raises(pickled.NotPlain, match="it changes what a name stands for"):
+            read(b"\x80\x04c" + name + b"\n" + state + b"b.")
+
+
 def state_of(array, **changes):
     """A pickle of an array whose state has other entries."""
     make, arguments, state = array.__reduce__()
