@@ -39,6 +39,7 @@ def hub(
     features: FeatureColumns = "",
     categorical: Categorical = "",
     text: str = "",
+    time: str = "",
     fill: Fill = "none",
     size: Size = (),
     data_dir: str | pathlib.Path | None = None,
@@ -63,6 +64,7 @@ def hub(
         features: Columns of numbers to learn from instead; see `table`.
         categorical: Columns of categories to learn from, too; see `table`.
         text: Column of text to learn from instead; see `table`.
+        time: Column that says when each example was taken; see `table`.
         fill: What replaces missing numbers; see `table`.
         size: Rows and columns to which images are resized; empty: all images must have one size.
         data_dir: Folder of the cache of `datasets`; None: its default.
@@ -90,6 +92,7 @@ def hub(
             categorical=categorical,
             text=text,
             fill=fill,
+            time=time,
         )
         source = saved.source_from_splits(
             splits,

@@ -43,6 +43,7 @@ def huggingface(
     features: FeatureColumns = "",
     categorical: Categorical = "",
     text: str = "",
+    time: str = "",
     fill: Fill = "none",
     size: Size = (),
     seed: Seed = 0,
@@ -62,6 +63,7 @@ def huggingface(
         features: Columns of numbers to learn from instead; see `table`.
         categorical: Columns of categories to learn from, too; see `table`.
         text: Column of text to learn from instead; see `table`.
+        time: Column that says when each example was taken; see `table`.
         fill: What replaces missing numbers; see `table`.
         size: Rows and columns to which images are resized; empty: all images must have one size.
 
@@ -83,7 +85,13 @@ def huggingface(
         loaded = datasets.load_from_disk(file)
     splits = chosen_splits(loaded, file)
     columns = Columns(
-        label=label, client=client, features=features, categorical=categorical, text=text, fill=fill
+        label=label,
+        client=client,
+        features=features,
+        categorical=categorical,
+        text=text,
+        fill=fill,
+        time=time,
     )
     return source_from_splits(
         splits,

@@ -128,6 +128,14 @@ def test_the_only_column_with_names_of_classes_is_the_label(tmp_path):
     assert sources.hub(str(tmp_path / "two"), label="coarse_label").num_classes == 2
 
 
+def test_a_column_says_when_examples_were_taken(tmp_path):
+    days = np.datetime64("2024-02-25", "us") + np.timedelta64(1, "D") * RNG.permutation(NUM)
+    made().add_column("day", days.tolist()).save_to_disk(tmp_path / "days")
+    for read in (sources.hub, sources.huggingface):
+        source = read(str(tmp_path / "days"), time="day")
+        np.testing.assert_array_equal(source.time, np.argsort(np.argsort(days)))
+
+
 def test_another_split_may_be_the_test_split(tmp_path):
     parts = {
         "train": made(slice(0, 8)),
