@@ -67,7 +67,7 @@ class Value(flags.ArgumentParser):
         is_text = self.kind is str and not self.words
         is_blank = is_text and not self.empty and not str(value).strip()
         if value in self.limits.get("refused", ()):
-            raise ArgumentError(value, self.limits["refused"][value])
+            raise ArgumentError(str(value), self.limits["refused"][value])
         if is_blank or not fits(value, self.kind, self.limits or NO_LIMITS):
             raise ValueError(f"accepted: {self.accepted}")
         return expanded(str(value)) if self.is_path else value
