@@ -52,8 +52,8 @@ def build_method(settings: Settings, name: str) -> Any:
 
 def build_source(settings: Settings, seed: int) -> sources.Source:
     kind, _, member = settings.dataset.partition(":")
-    if kind not in sources.SOURCES or bool(member) != (kind == "tfds"):
-        known = ["tfds:NAME" if name == "tfds" else name for name in sources.SOURCES]
+    if kind not in sources.SOURCES or bool(member) != (kind in sources.NAMED):
+        known = [f"{name}:NAME" if name in sources.NAMED else name for name in sources.SOURCES]
         raise settings.error("dataset", f"unknown; {nearest(kind, [*known, 'file'])}")
     num_clients = settings.num_clients or DEFAULT_CLIENTS
     return settings.make(sources.SOURCES[kind], seed=seed, num_clients=num_clients, name=member)

@@ -137,8 +137,8 @@ HELP: Mapping[str, str] = {
     "FedAsync); 0: twice as many as a round's updates, if there are so many.",
     "clock_seed": "Seed of the simulated devices, the same for all runs of a comparison.",
     # Data.
-    "dataset": f"Data set: digits, sine, synthetic, tfds:NAME, or the format of --data_file: {FILES}. file: the "
-    "format that the path looks like.",
+    "dataset": f"Data set: digits, sine, synthetic, hf:NAME, tfds:NAME, or the format of --data_file: {FILES}. "
+    "file: the format that the path looks like.",
     "partition": "Division of the examples among clients. auto: natural if the data name clients, otherwise "
     "label_groups, or iid for regression.",
     "num_clients": "Number of clients; 0: all clients of a natural partition, otherwise 16.",
@@ -159,6 +159,19 @@ HELP: Mapping[str, str] = {
     "partition_balanced": "Balance the numbers of clients per group. Otherwise groups are drawn at random.",
     "partition_alpha": "Dirichlet concentration; smaller values make clients more different.",
     "partition_classes": "Number of classes per client.",
+    "partition_capped": "Give a client nothing of the remaining classes once it has its even share of all examples.",
+    "partition_shards": "Number of shards per client.",
+    "partition_growth": "Growth of the clients' numbers of examples with the client's number.",
+    "partition_sizes": "Numbers of examples of the clients, up to a common factor. Default: as --partition_growth "
+    "says.",
+    "partition_strictness": "Weight of the target in the order of the examples; 0 makes clients alike, 1 gives them "
+    "ranges of the target.",
+    "partition_bins": "Number of bins of the target.",
+    "partition_members": "Number of the data's clients in a client.",
+    "by_time": "Split each client's examples by time: the latest are for testing, those before for validation. "
+    "Without times, the order of the examples counts.",
+    "data_time": "Column that says when each example was taken: numbers, dates, or texts such as 2024-05-31. "
+    "Default: the order of the rows.",
     "data_fraction": "Fraction of the examples to use, sampled uniformly.",
     "synthetic_labels": "Labels of synthetic data. published: those of the paper's authors, of which a bug makes a "
     "quarter constant.",
@@ -189,7 +202,9 @@ HELP: Mapping[str, str] = {
     "data_size": "Height and width to which images are resized. Default: all images must have the same size.",
     "data_shape": "Shape of an example that the file stores as a list of numbers, such as 28,28,1. Default: the "
     "list's.",
-    "data_dir": "Folder of the prepared TFDS data sets. Default: TFDS's own.",
+    "data_dir": "Folder of the prepared TFDS data sets, or of the cache of Hugging Face's. Default: the library's own.",
+    "data_config": "Configuration of a data set on the Hub, if it has several.",
+    "data_test_split": "Split of a data set on the Hub with the official test examples.",
     "unseen": "Share of the clients to hold out of training; they adapt and are evaluated at the end.",
     # Execution.
     "plan": "How a device trains its clients: one by one (map), all at once (vmap), or --chunk at a time (chunk). "

@@ -55,7 +55,7 @@ class Data:
     """The data set and its division among clients."""
 
     dataset: str = "digits"
-    partition: str = hyperparameter("auto", choices=PARTITIONS)
+    partition: str = hyperparameter("auto", choices=PARTITIONS, refused=partitions.REFUSED)
     num_clients: int = hyperparameter(0, at_least=0)
     embedding: str = hyperparameter("auto", read_with=LATENT)
     embedding_epochs: int = hyperparameter(5, at_least=1, read_with=LATENT)

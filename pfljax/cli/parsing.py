@@ -13,6 +13,7 @@ from absl import flags
 
 from pfljax.cli.flag_help import HELP
 from pfljax.cli.names import flags_of, owners_of
+from pfljax.contract.errors import ArgumentError
 from pfljax.contract.paths import expanded
 from pfljax.settings.fields import (
     REQUIRED,
@@ -65,6 +66,8 @@ class Value(flags.ArgumentParser):
             value = in_their_case(str(argument), map(str, self.words))
         is_text = self.kind is str and not self.words
         is_blank = is_text and not self.empty and not str(value).strip()
+        if value in self.limits.get("refused", ()):
+            raise ArgumentError(str(value), self.limits["refused"][value])
         if is_blank or not fits(value, self.kind, self.limits or NO_LIMITS):
             raise ValueError(f"accepted: {self.accepted}")
         return expanded(str(value)) if self.is_path else value

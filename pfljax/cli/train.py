@@ -9,6 +9,7 @@ label groups. It takes well under a minute on 2 cores.
 from __future__ import annotations
 
 import datetime
+import re
 import time
 from pathlib import Path
 from typing import Literal
@@ -91,7 +92,8 @@ def folder(settings: Settings) -> Path:
         return Path(settings.out)
     now = int(processes.from_first(np.array(time.time(), np.int32)))  # hosts' clocks may differ
     when = f"{datetime.datetime.fromtimestamp(now, datetime.UTC):%Y%m%d-%H%M%S}"
-    return Path(f"runs/{settings.method}-{settings.dataset.replace(':', '-')}-{when}")
+    data_set = re.sub(r"[:/\\]+", "-", settings.dataset)
+    return Path(f"runs/{settings.method}-{data_set}-{when}")
 
 
 def show(summary: dict) -> None:

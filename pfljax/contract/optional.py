@@ -13,7 +13,7 @@ from pfljax.contract.errors import ArgumentError
 EXTRA_OF = {  # package -> the extra that installs it
     "PIL": "images",
     "cvxpy": "mixing",
-    "datasets": "huggingface",
+    "datasets": "hf",
     "dp_accounting": "privacy",
     "grain": "arrayrecord",
     "h5py": "hdf5",

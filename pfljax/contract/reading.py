@@ -12,11 +12,12 @@ import os
 import stat
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from pfljax.contract import pickled
 from pfljax.contract.errors import ArgumentError, few
 from pfljax.contract.host import free_memory, readable
 
@@ -127,6 +128,62 @@ def read_npz(file: str, needed: Sequence[str], others: Sequence[str] = ()) -> di
         ArgumentError: see `opened`; also if an array is missing or unknown, the file is damaged, encrypted or not an
             npz of plain arrays, or it claims more bytes than it contains or than fit in memory.
     """
+    contents = "plain arrays (numpy.savez; no object arrays or pickles)"
+    return _read_archive(file, needed, others, _array, contents)
+
+
+def read_pickled_npz(file: str, name: str) -> Any:
+    """Reads an object that numpy.savez has pickled, such as a dict of arrays; see `pickled` for what is admitted.
+
+    Args:
+        file: Path of the npz file.
+        name: Name of its only array, which holds the object.
+
+    Raises:
+        ArgumentError: see `read_npz`; also if the pickle has anything but numbers, texts, lists, dicts and arrays.
+    """
+    contents = f"a pickled dict of arrays (numpy.savez({name}=...))"
+    return _read_archive(file, [name], [], _pickled_object, contents)[name]
+
+
+def read_pickle(file: str, argument: str = "file", encoding: str = "ascii") -> Any:
+    """Reads a pickle; see `pickled` for what is admitted.
+
+    Args:
+        file: Path of the file.
+        argument: Name of the argument, for error messages.
+        encoding: How texts of Python 2 are read; "latin1" also reads its arrays.
+
+    Raises:
+        ArgumentError: see `opened`; also if the file is damaged, or has anything but numbers, texts, lists, dicts and
+            arrays.
+    """
+    with opened(file, argument) as stream:
+        check_memory(os.fstat(stream.fileno()).st_size, file, argument)
+        try:
+            return pickled.load(stream, encoding)
+        except pickled.NotPlain as error:
+            raise ArgumentError(argument, f"is refused, since {error}", file) from error
+        except Exception as error:  # a damaged pickle can raise anything
+            raise ArgumentError(argument, "is not a pickle, or is damaged", file) from error
+
+
+def _read_archive(
+    file: str,
+    needed: Sequence[str],
+    others: Sequence[str],
+    read: Callable[[Any], Any],
+    contents: str,
+) -> dict[str, Any]:
+    """Reads an npz; see `read_npz`.
+
+    Args:
+        file: Path of the file.
+        needed: Names of required members.
+        others: Names of optional members.
+        read: Reads a member.
+        contents: What an accepted file has, for messages.
+    """
     accepted = f"accepted: an npz with {' and '.join(needed)}"
     with opened(file) as stream:
         if stream.read(6) == np.lib.format.MAGIC_PREFIX:
@@ -138,16 +195,17 @@ def read_npz(file: str, needed: Sequence[str], others: Sequence[str] = ()) -> di
                 members = _members(archive, os.fstat(stream.fileno()).st_size, file)
                 _check_names(list(members), needed, others, file)
                 check_memory(sum(member.file_size for member in members.values()), file)
-                arrays = {}
+                values = {}
                 for name, member in members.items():
                     with archive.open(member) as content:
-                        arrays[name] = _array(content)
-                return arrays
+                        values[name] = read(content)
+                return values
         except ArgumentError:
             raise
+        except pickled.NotPlain as error:
+            raise ArgumentError("file", f"is refused, since {error}", file) from error
         except Exception as error:  # a damaged file can make zipfile, zlib and NumPy raise anything
-            text = "is not an npz of plain arrays (numpy.savez; no object arrays or pickles)"
-            raise ArgumentError("file", text, file) from error
+            raise ArgumentError("file", f"is not an npz of {contents}", file) from error
 
 
 def _check_names(
@@ -226,3 +284,19 @@ def _array(stream: Any) -> np.ndarray:
     if stream.read(1):  # at a member's end, its checksum is checked
         raise ValueError("more bytes than the header says")
     return array
+
+
+def _pickled_object(stream: Any) -> Any:
+    """Reads the object in an npy file with an array () of objects, which NumPy pickles."""
+    version = np.lib.format.read_magic(stream)
+    is_old = version == (1, 0)
+    read_header = (
+        np.lib.format.read_array_header_1_0 if is_old else np.lib.format.read_array_header_2_0
+    )
+    shape, _, dtype = read_header(stream)
+    if not dtype.hasobject or shape != ():
+        raise ValueError("no pickled object")
+    array = pickled.load(stream)
+    if stream.read(1):  # at a member's end, its checksum is checked
+        raise ValueError("more bytes than the pickle")
+    return array[()]

@@ -1,7 +1,7 @@
 """Data: a `Federation` is made from a source of examples, a partition among clients and splits within clients."""
 
 from pfljax.data import partitions, sources
-from pfljax.data.datasets import digits, npz, read, sine, synthetic, text, tfds
+from pfljax.data.datasets import digits, huggingface, npz, read, sine, synthetic, text, tfds
 from pfljax.data.federation import Federation, keep_clients, load, shuffle_targets
 from pfljax.data.former import module_attributes
 from pfljax.data.splits import Splits
@@ -31,6 +31,7 @@ __all__ = [
     "digits",
     "distinct_codes",
     "heterogeneity",
+    "huggingface",
     "inverse_frequency_weights",
     "keep_clients",
     "load",

@@ -356,4 +356,46 @@ def tfds(
     return load(source, partition, splits, num_clients=num_clients, seed=seed)
 
 
-MAKERS = {make.__name__: make for make in (digits, sine, synthetic, npz, read, text, tfds)}
+@functools.partial(data_set, further=[sources.hub])
+def huggingface(
+    name: str,
+    num_clients: NumClients | None = None,
+    partition: Choice | None = None,
+    *,
+    seed: Seed = 0,
+    splits: Splits | None = None,
+    **options: Any,
+) -> Federation:
+    """A data set of Hugging Face's `datasets`, such as "uoft-cs/cifar10", which is downloaded once.
+
+    Official test examples count as all others, as with `tfds`, unless `official_test=True`.
+
+    Args:
+        name: Its name on the Hub, or the path of a folder or file; see `sources.hub`.
+        num_clients: K; None: all clients in the column `client`, or 16 without it.
+        partition: Partition of the examples among clients; None: natural if `client` is set, otherwise two label groups
+            (random for regression).
+        seed: Random seed.
+        splits: Splits of each client's examples.
+        **options: Arguments of `sources.hub`, such as `label`, `text` and `client` for columns, and fields of `Splits`
+            that override those of `splits`.
+
+    Raises:
+        ArgumentError: if the data set is neither in the cache nor can be downloaded, or a column is missing or not
+            accepted.
+
+    Examples:
+        >>> from pfljax import data
+        >>> data.huggingface("uoft-cs/cifar10", num_clients=100)  # doctest: +SKIP
+        <cifar10, label_groups: 100 clients, 10 classes, x (32, 32, 3); ...>
+    """
+    names = options.keys() - fields_of(Splits).keys()
+    source_options = {name: options.pop(name) for name in names}
+    source = sources.hub(name, seed=seed, **source_options)
+    splits = make_splits(splits, options)
+    return load(source, partition, splits, num_clients=num_clients, seed=seed)
+
+
+MAKERS = {
+    make.__name__: make for make in (digits, sine, synthetic, npz, read, text, tfds, huggingface)
+}

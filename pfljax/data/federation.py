@@ -352,6 +352,7 @@ class Federation:
         partition: partitions.Choice | None = None,
         seed: Seed = 0,
         is_test: AnyArray | None = None,
+        time: AnyArray | None = None,
         num_classes: Annotated[int, hyperparameter(at_least=1)] | None = None,
         task: TaskName = "auto",
         ignored_index: int | None = None,
@@ -385,6 +386,8 @@ class Federation:
             seed: Seed for partition and splits.
             is_test: (n,) bool, whether each example is for testing (ignored with `official_test=False`); None:
                 `test_fraction` of each client's examples.
+            time: (n,) when each example was taken, for `partitions.Time` and `by_time`: numbers, dates, or texts such
+                as "2024-05-31" or "2024-05-31T12:00".
             num_classes: Number of classes C, if y may not contain all of them.
             task: "classification", "regression", "multilabel" (y is 0 or 1), or "auto": as y says.
             ignored_index: Class of positions of sequences and images that are ignored, too, such as that of padding.
@@ -427,7 +430,7 @@ class Federation:
         if num_classes is not None and task == "auto":
             task = "classification"
         source = make_source(
-            as_arrays(x, y=y, client=client, is_test=is_test),
+            as_arrays(x, y=y, client=client, is_test=is_test, time=time),
             num_classes=num_classes,
             task=task,
             ignored_index=ignored_index,
@@ -581,7 +584,7 @@ def pack(
     """
     num_clients = len(assignment.indices)
     local = slice(0, num_clients) if local_clients is None else local_clients(num_clients)
-    assigned = split_within_clients(assignment, splits or Splits(), seed)
+    assigned = split_within_clients(assignment, splits or Splits(), seed, source.time)
 
     # All processes measure all clients' training examples, so that they prepare theirs alike.
     train_ids = np.unique(assigned["train"].ids)

@@ -7,7 +7,9 @@ clients' label distributions, and each client draws from its own independently.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -26,11 +28,21 @@ from pfljax.data.dealing import (
 )
 from pfljax.data.sources.source import Source, dirichlet_draws, generator
 from pfljax.data.splits import Splits
-from pfljax.settings.fields import NumClients, Seed, check, checked, hyperparameter, settings
+from pfljax.settings.fields import (
+    NumClients,
+    Seed,
+    check,
+    checked,
+    hyperparameter,
+    listed,
+    settings,
+)
 
 __all__ = [
     "IID",
     "Dirichlet",
+    "Grouped",
+    "InnerDirichlet",
     "LabelDirichlet",
     "LabelGroups",
     "Latent",
@@ -40,6 +52,11 @@ __all__ = [
     "Partition",
     "Pathological",
     "Pools",
+    "QuantileDirichlet",
+    "Quantiles",
+    "Shards",
+    "Sizes",
+    "Time",
 ]
 
 DEFAULT_CLIENTS = 16
@@ -195,6 +212,11 @@ class LabelDirichlet(Partition):
 class Dirichlet(Partition):
     """A symmetric Dirichlet draw per class spreads it over all clients (Hsu et al., 2019; FedEM).
 
+    Attributes:
+        alpha: Concentration of the draws.
+        capped: Whether a client gets nothing of the remaining classes once it has its even share of all examples, as in
+            PFLlib and as with `self_balancing` of flwr-datasets. Otherwise some clients have many more than others.
+
     Examples:
         >>> from pfljax import data, partitions
         >>> even = data.digits(num_clients=10, partition=partitions.Dirichlet(alpha=100.0))
@@ -205,10 +227,13 @@ class Dirichlet(Partition):
 
     name = "dirichlet"
     alpha: float = hyperparameter(0.4, above=0, help=ALPHA)
+    capped: bool = False
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         num_classes = source.y.max() + 1
         share = dirichlet_draws(rng, num_classes, num_clients, self.alpha).T
+        if self.capped:
+            share = _capped(share, np.bincount(source.y))
         return Pools(source.y, share)
 
 
@@ -290,6 +315,179 @@ class Latent(Partition):
 
 
 @settings
+class Shards(Partition):
+    """Examples in the order of their classes are cut into shards; each client draws some (McMahan et al., 2017).
+
+    Examples:
+        >>> from pfljax import data, partitions
+        >>> clients = data.digits(num_clients=10, partition=partitions.Shards(shards=2))
+        >>> bool(((clients.class_counts() > 0).sum(axis=1) <= 4).all())
+        True
+    """
+
+    name = "shards"
+    shards: int = hyperparameter(2, at_least=1, help="number of shards per client")
+
+    def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
+        num_shards = self.shards * num_clients
+        shard = _ranges(source.y, num_shards, rng)
+        owner = rng.permutation(np.arange(num_shards) % num_clients)
+        return Pools(shard, np.eye(num_clients)[owner].T)
+
+
+@settings
+class InnerDirichlet(Partition):
+    """Each client draws its examples from class shares of its own, a symmetric Dirichlet draw (Acar et al., 2021).
+
+    All clients get equally many examples. They draw a class in turns, and one of its examples that no client has. A
+    class without examples left drops out of all clients' shares.
+
+    Examples:
+        >>> from pfljax import data, partitions
+        >>> clients = data.digits(num_clients=10, partition=partitions.InnerDirichlet(alpha=0.1))
+        >>> sorted(set((clients.train.size + clients.test.size).tolist()))
+        [179, 180]
+    """
+
+    name = "inner_dirichlet"
+    alpha: float = hyperparameter(0.4, above=0, help=ALPHA)
+
+    def assign(
+        self, source: Source, num_clients: int | None, splits: Splits, seed: int
+    ) -> Assignment:
+        _refuse_replacement(splits)
+        num_clients = num_clients or DEFAULT_CLIENTS
+
+        def drawn(rng: np.random.Generator, classes: np.ndarray) -> list[np.ndarray]:
+            return _in_turns(rng, classes, num_clients, self.alpha)
+
+        return _assign_drawn(source, source.y, drawn, num_clients, splits, seed, self.name)
+
+
+@settings
+class Sizes(Partition):
+    """Clients differ in the number of their examples, which are otherwise drawn alike.
+
+    Attributes:
+        growth: How the number grows with the client's number k = 1, ..., K: as k (linear), k^2 (square) or e^k
+            (exponential).
+        sizes: (K,) the clients' numbers of examples, up to a common factor; empty: as `growth` says.
+
+    Examples:
+        >>> from pfljax import data, partitions
+        >>> clients = data.digits(num_clients=3, partition=partitions.Sizes(sizes=(1, 1, 2)))
+        >>> (clients.train.size + clients.test.size).tolist()
+        [449, 449, 899]
+    """
+
+    name = "sizes"
+    needs_classes = False
+    growth: Literal["linear", "square", "exponential"] = "linear"
+    sizes: Sequence[float] = hyperparameter((), above=0, empty=True)
+
+    def assign(
+        self, source: Source, num_clients: int | None, splits: Splits, seed: int
+    ) -> Assignment:
+        # With replacement, all clients draw equally many.
+        _refuse_replacement(splits)
+        return Partition.assign(self, source, num_clients, splits, seed)
+
+    def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
+        number = np.arange(1, num_clients + 1)
+        if len(self.sizes) not in (0, num_clients):
+            text = f"has {len(self.sizes)} numbers; accepted: num_clients={num_clients} numbers"
+            raise ArgumentError("sizes", text, ",".join(map(str, self.sizes)))
+        if len(self.sizes):
+            size = np.array(self.sizes, float)
+        elif self.growth == "exponential":
+            # e^k up to the factor e^K, which float64 may not have
+            size = np.exp(number - num_clients)
+        else:
+            size = number ** {"linear": 1.0, "square": 2.0}[self.growth]
+        return Pools(np.zeros(len(source.y), int), (size / size.sum())[:, None])
+
+
+@settings
+class Quantiles(Partition):
+    """Each client has the examples in a range of the target, such as the cheapest houses. For regression.
+
+    Attributes:
+        strictness: Weight of the standardized target in the order of the examples; the rest is Gaussian noise, as in
+            `ContinuousPartitioner` of flwr-datasets. 1: ranges do not overlap; 0: clients are alike.
+
+    Examples:
+        >>> from pfljax import data, partitions
+        >>> clients = data.sine(num_clients=4, partition=partitions.Quantiles())
+        >>> targets = [clients.examples(k, "train")[1] for k in range(4)]
+        >>> all(low.max() <= high.min() for low, high in zip(targets, targets[1:]))
+        True
+    """
+
+    name = "quantiles"
+    needs_classes = False
+    strictness: float = hyperparameter(
+        1.0, at_least=0, at_most=1, help="0 makes clients alike, 1 gives them ranges of the target"
+    )
+
+    def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
+        target = _numbers(source, self.name)
+        noise = rng.standard_normal(len(target))
+        scale = target.std() or 1.0
+        score = self.strictness * (target - target.mean()) / scale + (1 - self.strictness) * noise
+        return Pools(_ranges(score, num_clients, rng), np.eye(num_clients))
+
+
+@settings
+class QuantileDirichlet(Partition):
+    """Bins of the target with equally many examples; a Dirichlet draw spreads each over all clients. For regression.
+
+    Examples:
+        >>> from pfljax import data, partitions
+        >>> partition = partitions.QuantileDirichlet(bins=5, alpha=0.1)
+        >>> data.sine(num_clients=4, partition=partition).num_clients
+        4
+    """
+
+    name = "quantile_dirichlet"
+    needs_classes = False
+    bins: int = hyperparameter(10, at_least=1, help="number of bins of the target")
+    alpha: float = hyperparameter(0.4, above=0, help=ALPHA)
+
+    def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
+        pool = _ranges(_numbers(source, self.name), self.bins, rng)
+        return Pools(pool, dirichlet_draws(rng, self.bins, num_clients, self.alpha).T)
+
+
+@settings
+class Time(Partition):
+    """Each client has the examples of a period; periods have equally many. Client 0 has the first ones.
+
+    Time is the source's, or the order of its examples if it has none. To split each client's examples by time, see
+    `Splits.by_time`.
+
+    Examples:
+        >>> import numpy as np
+        >>> import pfljax as pfl
+        >>> day = np.array(["2024-05-02", "2024-05-01", "2024-05-04", "2024-05-03"])
+        >>> x = [[2.0], [1.0], [4.0], [3.0]]
+        >>> clients = pfl.Federation.from_arrays(
+        ...     x, [0, 1, 0, 1], time=day, num_clients=2, partition=pfl.partitions.Time(), by_time=True
+        ... )
+        >>> clients.examples(0, "train")[0].tolist(), clients.examples(0, "test")[0].tolist()
+        ([[1.0]], [[2.0]])
+    """
+
+    name = "time"
+    needs_classes = False
+
+    def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
+        position = np.arange(len(source.y))
+        time = position if source.time is None else source.time
+        order = np.lexsort((position, time))
+        return Pools(_equal_runs(order, num_clients), np.eye(num_clients))
+
+
+@settings
 class Pachinko(Partition):
     """Two-level Pachinko allocation (Reddi et al., 2021): clients draw equally many examples, one by one.
 
@@ -318,26 +516,16 @@ class Pachinko(Partition):
         if source.coarse is None:
             raise ArgumentError("partition", f"{source.name} has no coarse labels", self.name)
         num_clients = num_clients or DEFAULT_CLIENTS
-        is_test = source.is_test if splits.official_test else None
-        possible = _most_clients(source, is_test)
-        if num_clients > possible:
-            text = "too many for two examples per client with partition=pachinko"
-            raise ArgumentError("num_clients", f"{text}; accepted: up to {possible}", num_clients)
 
         # The pools are pairs of a coarse and a fine label.
         coarse = np.unique(source.coarse, return_inverse=True)[1]
         fine, pool = np.unique(coarse * source.num_classes + source.y, return_inverse=True)
         parent = fine // source.num_classes
-        rng = generator(seed, "partition")
-        train = np.arange(len(pool)) if is_test is None else np.flatnonzero(~is_test)
-        drawn = _pachinko(rng, pool[train], parent, num_clients, self.alpha)
-        indices = [train[positions] for positions in drawn]
-        if is_test is not None:
-            counts = np.array([np.bincount(pool[ids], minlength=len(fine)) for ids in indices])
-            even = Pools(pool, np.full(counts.shape, 1 / num_clients))
-            tests = deal_tests(rng, even, counts, self.name, is_test)
-            indices = [np.concatenate(ids) for ids in zip(indices, tests, strict=True)]
-        return Assignment(indices, None, is_test)
+
+        def drawn(rng: np.random.Generator, pool: np.ndarray) -> list[np.ndarray]:
+            return _pachinko(rng, pool, parent, num_clients, self.alpha)
+
+        return _assign_drawn(source, pool, drawn, num_clients, splits, seed, self.name)
 
 
 @settings
@@ -394,6 +582,44 @@ class Natural(Partition):
         )
 
 
+@settings
+class Grouped(Partition):
+    """Successive clients of the source together are a client, as users of an organization.
+
+    Attributes:
+        members: Number of the source's clients in each; the last one may have fewer.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> x = [[0.0], [1.0], [2.0], [3.0]]
+        >>> partition = pfl.partitions.Grouped(members=2)
+        >>> clients = pfl.Federation.from_arrays(x, [0, 1, 1, 0], ["a", "b", "c", "d"], partition=partition)
+        >>> clients.client_names.tolist()
+        ['a + b', 'c + d']
+    """
+
+    name = "grouped"
+    needs_classes = False
+    members: int = hyperparameter(2, at_least=1, help="number of the data's clients in a client")
+
+    def assign(
+        self, source: Source, num_clients: int | None, splits: Splits, seed: int
+    ) -> Assignment:
+        if source.client is None:
+            text = f"{source.name} has no client ids; accepted: all others"
+            raise ArgumentError("partition", text, self.name)
+        ids, number = np.unique(source.client, return_inverse=True)
+        names = ids if source.client_names is None else source.client_names[ids]
+        joined = [
+            " + ".join(map(str, names[start : start + self.members]))
+            for start in range(0, len(ids), self.members)
+        ]
+        grouped = dataclasses.replace(
+            source, client=number // self.members, client_names=np.array(joined), group=None
+        )
+        return Natural().assign(grouped, num_clients, splits, seed)
+
+
 PARTITIONS: dict[str, type[Partition]] = {
     cls.name: cls
     for cls in (
@@ -403,10 +629,24 @@ PARTITIONS: dict[str, type[Partition]] = {
         Dirichlet,
         Pathological,
         Pairs,
+        Shards,
+        InnerDirichlet,
         Latent,
         Pachinko,
+        Sizes,
+        Quantiles,
+        QuantileDirichlet,
+        Time,
         Natural,
+        Grouped,
     )
+}
+OF_NUMBERS = (Quantiles.name, QuantileDirichlet.name)  # need one number per example
+# Words for partitions of other fields -> why they are none here
+REFUSED = {
+    "vertical": "splits the features of the same examples, not the examples; pfljax simulates horizontal federations. "
+    "Its columns can be split with VerticalSizePartitioner of flwr-datasets, for a library of vertical federated "
+    "learning"
 }
 
 
@@ -450,11 +690,13 @@ def assign(
     splits = splits or Splits()
     if splits.official_test and source.is_test is None:
         raise ArgumentError("official_test", f"{source.name} has no official test examples")
+    others = [name for name, cls in PARTITIONS.items() if not cls.needs_classes]
     if partition.needs_classes and source.task != "classification":
-        text = f"needs classes; accepted for {source.task}: iid, natural"
+        text = f"needs classes; accepted for {source.task}: {', '.join(others)}"
         raise ArgumentError("partition", text, partition.name)
     if partition.needs_classes and source.y.ndim > 1:
-        text = "needs one class per example; accepted for sequences: iid, natural"
+        others = [name for name in others if name not in OF_NUMBERS]
+        text = f"needs one class per example; accepted for sequences: {', '.join(others)}"
         raise ArgumentError("partition", text, partition.name)
     return partition.assign(source, num_clients, splits, seed)
 
@@ -477,9 +719,121 @@ def _as_int32(group: np.ndarray | None) -> np.ndarray | None:
 
 def _refuse_replacement(splits: Splits) -> None:
     if splits.replacement:
-        raise ArgumentError(
-            "replacement", "accepted with all partitions except natural and pachinko"
-        )
+        names = [name for name, cls in PARTITIONS.items() if cls.assign is not Partition.assign]
+        raise ArgumentError("replacement", f"accepted with all partitions except {listed(names)}")
+
+
+def _numbers(source: Source, name: str) -> np.ndarray:
+    """(n,) the target of each example. Raises `ArgumentError` if it is not one number."""
+    if source.y.ndim > 1:
+        text = f"needs one number per example; {source.name} has y {source.y.shape}"
+        raise ArgumentError("partition", text, name)
+    return source.y.astype(np.float64)
+
+
+def _ranges(values: np.ndarray, num_ranges: int, rng: np.random.Generator) -> np.ndarray:
+    """(n,) the range of each value, if ranges have equally many values; draws which of equal values is first."""
+    return _equal_runs(np.lexsort((rng.random(len(values)), values)), num_ranges)
+
+
+def _equal_runs(order: np.ndarray, num_runs: int) -> np.ndarray:
+    """(n,) the run of each example, if an order (n,) is cut into runs whose lengths differ by at most one."""
+    run = np.empty(len(order), int)
+    run[order] = np.arange(len(order)) * num_runs // len(order)
+    return run
+
+
+def _capped(share: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Shares (K, C) in which a client gets nothing of a class once it has an even share of all examples.
+
+    Args:
+        share: (K, C) the clients' shares of the classes.
+        sizes: (C,) numbers of examples of the classes.
+    """
+    num_clients = len(share)
+    has_fewer = np.ones(num_clients, bool)
+    capped = np.zeros_like(share)
+    total = np.zeros(num_clients)
+    for label, size in enumerate(sizes):
+        if has_fewer.any():
+            capped[:, label] = share[:, label] * has_fewer
+        else:
+            # Rounding can let all clients have their share before the last class.
+            capped[:, label] = share[:, label]
+        capped[:, label] /= capped[:, label].sum()
+        total += capped[:, label] * size
+        has_fewer = total < sizes.sum() / num_clients
+    return capped
+
+
+def _assign_drawn(
+    source: Source,
+    pool: np.ndarray,
+    drawn: Callable[[np.random.Generator, np.ndarray], list[np.ndarray]],
+    num_clients: int,
+    splits: Splits,
+    seed: int,
+    name: str,
+) -> Assignment:
+    """An assignment in which clients draw examples from pools, and get official test examples in proportion.
+
+    Args:
+        source: The examples.
+        pool: (n,) the pool of each example.
+        drawn: Random generator and the pools of the examples to draw -> their positions, for each client.
+        num_clients: K.
+        splits: Whether the official test examples are the clients'.
+        seed: Random seed.
+        name: Name of the partition, for messages.
+    """
+    is_test = source.is_test if splits.official_test else None
+    possible = _most_clients(source, is_test)
+    if num_clients > possible:
+        text = f"too many for two examples per client with partition={name}"
+        raise ArgumentError("num_clients", f"{text}; accepted: up to {possible}", num_clients)
+    rng = generator(seed, "partition")
+    train = np.arange(len(pool)) if is_test is None else np.flatnonzero(~is_test)
+    indices = [train[positions] for positions in drawn(rng, pool[train])]
+    if is_test is not None:
+        num_pools = int(pool.max()) + 1
+        counts = np.array([np.bincount(pool[ids], minlength=num_pools) for ids in indices])
+        even = Pools(pool, np.full(counts.shape, 1 / num_clients))
+        tests = deal_tests(rng, even, counts, name, is_test)
+        indices = [np.concatenate(ids) for ids in zip(indices, tests, strict=True)]
+    return Assignment(indices, None, is_test)
+
+
+def _in_turns(
+    rng: np.random.Generator, classes: np.ndarray, num_clients: int, alpha: float
+) -> list[np.ndarray]:
+    """The examples that each of K clients draws from shares of its own; see `InnerDirichlet`.
+
+    Args:
+        rng: Random generator.
+        classes: (n,) the class of each example.
+        num_clients: K.
+        alpha: Dirichlet concentration of a client's shares.
+    """
+    num_classes = int(classes.max()) + 1
+    members = [rng.permutation(ids) for ids in pool_members(classes, num_classes)]
+    left = np.bincount(classes, minlength=num_classes)
+    # With a small alpha, all shares but one can underflow; their logarithms cannot.
+    log_share = np.log(rng.standard_gamma(alpha + 1, (num_clients, num_classes)))
+    log_share -= rng.standard_exponential((num_clients, num_classes)) / alpha
+    need = np.diff(np.arange(num_clients + 1) * len(classes) // num_clients)
+    indices: list[list[int]] = [[] for _ in range(num_clients)]
+    while need.any():
+        # A class with the largest of log share + Gumbel noise is a draw from the shares of those left.
+        turns = rng.permutation(np.flatnonzero(need))
+        score = log_share[turns] + rng.gumbel(size=(len(turns), num_classes))
+        label_drawn = np.argmax(np.where(left > 0, score, -np.inf), axis=1)
+        for client, label in zip(turns.tolist(), label_drawn.tolist(), strict=True):
+            # Whose class has been used up in this turn draws again in the next one.
+            if left[label]:
+                left[label] -= 1
+                need[client] -= 1
+                indices[client].append(members[label][left[label]])
+    return [np.array(ids) for ids in indices]
 
 
 def _check_at_most(argument: str, number: int, num_clients: int) -> None:

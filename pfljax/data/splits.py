@@ -30,6 +30,9 @@ class Splits:
         replacement: Whether clients share examples: each client draws `train_examples` training examples, and test
             examples in proportion, from its own label distribution; fewer if its pools have fewer, and none twice.
         targets: "own", or "shuffled", which permutes (validation, test) pairs among clients.
+        by_time: Whether to split each client's examples by time instead of at random: the latest are for testing, those
+            before for validation, and the earliest for training. A cap keeps the latest. Without times, the order of
+            the examples counts. Official test examples stay such.
 
     Raises:
         ArgumentError: for a value that is not accepted, or replacement without train_examples.
@@ -50,8 +53,11 @@ class Splits:
     official_test: bool = False
     replacement: bool = False
     targets: Literal["own", "shuffled"] = "own"
+    by_time: bool = False
 
     def __post_init__(self):
+        if self.replacement and self.by_time:
+            raise ArgumentError("by_time", "accepted without replacement")
         if self.replacement and not self.train_examples:
             text = "needs train_examples of at least 1, the number each client draws"
             raise ArgumentError("replacement", text)
@@ -76,13 +82,16 @@ def make_splits(splits: Splits | None, options: dict[str, Any], **defaults: Any)
     return dataclasses.replace(splits, **options)
 
 
-def split_within_clients(assignment: Assignment, splits: Splits, seed: int) -> dict[str, SplitIds]:
-    """Splits each client's examples at random, or as the assignment marks them for testing.
+def split_within_clients(
+    assignment: Assignment, splits: Splits, seed: int, time: np.ndarray | None = None
+) -> dict[str, SplitIds]:
+    """Splits each client's examples at random or by time, or as the assignment marks them for testing.
 
     Args:
         assignment: The examples of each client.
         splits: How to split them.
         seed: Random seed.
+        time: (n,) int64, the order of all examples in time; None: that of their ids.
 
     Returns:
         "train", "validation" and "test". Every client has at least one training and one test example.
@@ -94,8 +103,12 @@ def split_within_clients(assignment: Assignment, splits: Splits, seed: int) -> d
     ids = np.concatenate(assignment.indices)
     owner = np.repeat(np.arange(num_clients), [len(index) for index in assignment.indices])
 
-    # Shuffle each client's examples.
-    if assignment.is_test is None:
+    # Shuffle each client's examples, or begin with the latest.
+    if splits.by_time:
+        latest_first = np.lexsort((ids, ids if time is None else time[ids]))[::-1]
+        lots = np.empty(len(ids), int)
+        lots[latest_first] = np.arange(len(ids))
+    elif assignment.is_test is None:
         lots = generator(seed, "split").random(len(ids))
     else:
         lots = _lots_by_split(seed, assignment.is_test[ids], owner, num_clients)

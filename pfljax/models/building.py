@@ -97,6 +97,7 @@ NAMES: dict[str, Callable[[Sizes], nn.Module]] = {
     "lenet": lambda sizes: networks.LeNet(),
     "mcmahan_cnn": lambda sizes: networks.McMahanCNN(),
     "femnist_cnn": lambda sizes: networks.FemnistCNN(),
+    "pfllib_cnn": lambda sizes: networks.PFLlibCNN(),
     "pfl_research_cnn": lambda sizes: networks.PflResearchCNN(),
     "vgg11": lambda sizes: networks.VGG11(),
     "resnet18": lambda sizes: networks.ResNet18(),

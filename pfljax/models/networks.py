@@ -305,6 +305,26 @@ class McMahanCNN(nn.Module):
         return stacked(x, ((32,), (64,)), (512,), self.outputs, least=4, size=5)
 
 
+class PFLlibCNN(nn.Module):
+    """The default network of PFLlib's benchmark (Zhang et al., 2025), `FedAvgCNN`.
+
+    Two 5 x 5 convolutions without margin, each with 2 x 2 max pooling, and a dense layer of 512: 878,538 parameters for
+    32 x 32 color images and 10 classes. Parameters begin as in all networks here, not as in PyTorch.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> network = pfl.models.PFLlibCNN()
+        >>> pfl.models.build(network, (32, 32, 3), "classification", 10).num_parameters
+        878538
+    """
+
+    outputs: int = UNSET
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        return stacked(x, ((32,), (64,)), (512,), self.outputs, least=16, size=5, padding="VALID")
+
+
 class PflResearchCNN(nn.Module):
     """The CIFAR-10 network of pfl-research's benchmark (Granqvist et al., 2024), without its dropout.
 

@@ -72,6 +72,7 @@ def hyperparameter(
     accepted: str = "",
     pattern: str = "",
     former: str = "",
+    refused: Mapping[str, str] = NOTHING,
 ) -> Any:
     """A field of a method's dataclass, with a range that is checked when the method is created.
 
@@ -96,6 +97,7 @@ def hyperparameter(
         accepted: What is accepted, in words; by default, derived from the annotation and the bounds.
         pattern: Regular expression that a string must match as a whole.
         former: Its name in the previous release, which is still accepted, with a warning.
+        refused: Words that people expect among the choices, and what to tell them instead of all choices.
 
     Examples:
         >>> import dataclasses
@@ -133,6 +135,7 @@ def hyperparameter(
         "accepted": accepted,
         "pattern": pattern,
         "former": former,
+        "refused": dict(refused),
     }
     return dataclasses.field(default=default, metadata=metadata)
 

@@ -28,6 +28,8 @@ FLAGS = {
             "sqlite",
             "images",
             "arrayrecord",
+            "pfllib",
+            "flbench",
         )
     },
     "edges": (train, "--method=dfedem --dfedem.graph=file --dfedem.edge_file=", "txt"),

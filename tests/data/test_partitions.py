@@ -335,11 +335,22 @@ OFFICIAL = Splits(official_test=True)
             "official_test: toy has no official",
         ),
         *[
-            (cls(), SEQUENCES, {}, f"partition={cls.name}: .*accepted for sequences: iid, natural")
+            (
+                cls(),
+                SEQUENCES,
+                {},
+                f"partition={cls.name}: .*accepted for sequences: iid, sizes, time, natural, grouped$",
+            )
             for cls in LABELS
         ],
         *[
-            (cls(), REGRESSION, {}, f"partition={cls.name}: needs classes; .* iid, natural")
+            (
+                cls(),
+                REGRESSION,
+                {},
+                f"partition={cls.name}: needs classes; accepted for regression: iid, sizes, quantiles, "
+                "quantile_dirichlet, time, natural, grouped$",
+            )
             for cls in LABELS
         ],
         (
@@ -458,7 +469,9 @@ def test_pachinko_is_decided_by_the_seed_and_keeps_the_official_test():
 
 
 def test_all_partitions_are_listed_under_their_names():
-    assert list(PARTITIONS.values()) == [*POOLED, Latent, Pachinko, Natural]
+    assert {*PARTITIONS.values()} == {
+        cls for cls in vars(partitions).values() if isinstance(cls, type) and hasattr(cls, "name")
+    }
     assert all(PARTITIONS[cls.name] is cls for cls in PARTITIONS.values())
 
 

@@ -33,6 +33,19 @@ def test_examples_learn(name, least):
     assert load(name).main().accuracy > least
 
 
+@pytest.mark.slow
+def test_a_folder_of_pfllib_is_trained_on_with_its_own_tests(tmp_path):
+    example = load("from_pfllib")
+    folder = tmp_path / "Cifar10"
+    result = example.main(folder, rounds=20)
+    assert result.accuracy > 0.8  # chance is 0.5
+    sizes = [
+        len(np.load(folder / "test" / f"{client}.npz", allow_pickle=True)["data"].item()["y"])
+        for client in range(6)
+    ]
+    assert result.clients.test.size.tolist() == sizes
+
+
 @pytest.mark.long
 def test_a_comparison_for_a_paper_writes_its_figures(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -190,6 +190,15 @@ def test_networks_have_the_papers_sizes():
     # 75*6+6 + 150*16+16 + 400*120+120 + 120*84+84 + 84*10+10
     assert count("lenet", (32, 32, 3)) == 62_006
     assert count("mcmahan_cnn", (28, 28, 1)) == 1_663_370  # as its paper says
+    # PFLlib's FedAvgCNN flattens to 1,024 numbers for MNIST, to 1,600 for CIFAR-10 and to 10,816 for Tiny-ImageNet.
+    for shape, flat, classes in [
+        ((28, 28, 1), 1024, 10),
+        ((32, 32, 3), 1600, 10),
+        ((64, 64, 3), 10_816, 200),
+    ]:
+        convolutions = (25 * shape[-1] * 32 + 32) + (25 * 32 * 64 + 64)
+        dense = (flat * 512 + 512) + (512 * classes + classes)
+        assert count("pfllib_cnn", shape, classes) == convolutions + dense
     # 32 - 2 - 2 = 28 pixels per side, halved to 14.
     assert (27 * 32 + 32) + (9 * 32 * 64 + 64) + (14 * 14 * 64 * 128 + 128) + (
         128 * 10 + 10

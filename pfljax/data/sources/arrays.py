@@ -68,7 +68,8 @@ def make_source(
 
     Args:
         arrays: x (n, *features) numbers, or a tree of such arrays, and y (n, ...) numbers, or (n,) strings; optionally
-            client (n,) integers or strings, coarse (n,) integers and is_test (n,) booleans.
+            client (n,) integers or strings, coarse (n,) integers, is_test (n,) booleans and time (n,) numbers, dates
+            or texts such as 2024-05-31.
         rows: Rows to keep. The classes are determined from all rows.
         num_classes: Number of classes C; None: inferred from y.
         task: "classification", "regression", "multilabel" for labels 0 or 1 in y (n, C), or "auto": regression if y
@@ -110,6 +111,9 @@ def make_source(
     coarse = None
     if arrays.get("coarse") is not None:
         coarse = _coarse_labels(arrays["coarse"][rows])
+    time = None
+    if arrays.get("time") is not None:
+        time = _order_in_time(arrays["time"])[rows]
     return Source(
         x=x,
         y=y[rows],
@@ -124,6 +128,7 @@ def make_source(
         standardize=standardized,
         fill=fill,
         features=features,
+        time=time,
     )
 
 
@@ -154,6 +159,23 @@ def _test_marks(is_test: np.ndarray | None, rows: np.ndarray | slice) -> np.ndar
     if is_test.all():
         raise ArgumentError("is_test", "is true for every example; there are none to train on")
     return is_test
+
+
+def _order_in_time(time: np.ndarray) -> np.ndarray:
+    """Numbers times (n,) in their order, equal ones alike: int64 (n,)."""
+    accepted = "accepted: numbers, dates, or texts such as 2024-05-31 or 2024-05-31T12:00"
+    if time.dtype.kind == "U":
+        try:
+            time = time.astype("datetime64[us]")
+        except ValueError as error:
+            raise ArgumentError("time", f"{error}; {accepted}") from error
+    if time.dtype.kind not in "iufM":
+        raise ArgumentError("time", f"is {time.dtype}; {accepted}")
+    missing = np.isnat(time) if time.dtype.kind == "M" else ~np.isfinite(time)
+    if missing.any():
+        row = int(np.argmax(missing))
+        raise ArgumentError("time", f"is missing or infinite in row {row}; {accepted}")
+    return np.unique(time, return_inverse=True)[1].astype(np.int64)
 
 
 def _with_targets(y: np.ndarray, rows: np.ndarray | slice, task: Task) -> np.ndarray | slice:

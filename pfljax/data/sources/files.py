@@ -20,13 +20,13 @@ from pfljax.settings.fields import Seed, checked, hyperparameter
 SPLITS = ("train", "test")  # names of files, folders and marks of official splits
 Names = str | Sequence[str]  # a list, or separated by commas
 Shape = Annotated[Sequence[int], hyperparameter(at_least=1, empty=True)]
-NPZ = "an npz file with x and y; client (or writer), coarse and is_test are optional"
+NPZ = "an npz file with x and y; client (or writer), coarse, is_test and time are optional"
 NPY = "a folder with x.npy and y.npy"
 Ignored = Annotated[
     int | None,
     hyperparameter(at_least=-(2**63), at_most=2**64 - 1, accepted="an integer of at most 64 bits"),
 ]
-ARRAYS = ("x", "y", "client", "writer", "coarse", "is_test")
+ARRAYS = ("x", "y", "client", "writer", "coarse", "is_test", "time")
 
 
 @checked()
@@ -43,8 +43,9 @@ def npz(
 
     Args:
         file: Path of the file. It contains x (n, *features) numbers, and y (n, ...) numbers or (n,) strings (classes in
-            sorted order); optionally client or writer (n,) integers or strings, coarse (n,) integers, and is_test (n,)
-            booleans. uint8 values in x are read as pixels (divided by 255).
+            sorted order); optionally client or writer (n,) integers or strings, coarse (n,) integers, is_test (n,)
+            booleans, and time (n,) numbers, dates or texts such as 2024-05-31. uint8 values in x are read as pixels
+            (divided by 255).
         seed: Seed for the subsample.
         fraction: Fraction of the examples to keep, sampled uniformly.
         standardize: Whether to give x mean 0 and standard deviation 1, per channel for images and per feature

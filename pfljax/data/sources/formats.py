@@ -12,9 +12,19 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.paths import expanded
 from pfljax.contract.reading import names_of
 from pfljax.data.former import renamed_arguments
-from pfljax.data.sources import federated, folders, leaf_files, records, saved
+from pfljax.data.sources import (
+    federated,
+    flbench_files,
+    folders,
+    leaf_files,
+    pfllib_files,
+    records,
+    saved,
+)
 from pfljax.data.sources.files import NPY, npy, npz
+from pfljax.data.sources.flbench_files import FLBENCH, flbench
 from pfljax.data.sources.leaf_files import LEAF, leaf
+from pfljax.data.sources.pfllib_files import PFLLIB, pfllib
 from pfljax.data.sources.plays import text
 from pfljax.data.sources.source import Source
 from pfljax.data.sources.tables import table
@@ -91,6 +101,8 @@ FORMATS = {
     "sqlite": Format(
         federated.tff, "a .sqlite file", _ends_with(".sqlite", ".db"), federated.has_test_split
     ),
+    "pfllib": Format(pfllib, PFLLIB, pfllib_files.fits, pfllib_files.has_test_split),
+    "flbench": Format(flbench, FLBENCH, flbench_files.fits, _always),
     "npy": Format(npy, NPY, _is_npy, _marks_npy_tests),
     "images": Format(folders.images, folders.IMAGES, pathlib.Path.is_dir, folders.has_test_split),
 }

@@ -131,9 +131,8 @@ def _how_to_prepare(tfds: Any, name: str, data_dir: str | None) -> str:
     builder = f"tfds.builder({name!r}, file_format='array_record'{folder})"
     script = f"import tensorflow_datasets as tfds; {builder}.download_and_prepare()"
     command = f"pip install 'pfljax[{extra}]' && python -c \"{script}\""
-    return (
-        f"not prepared in data_dir={data_dir or '(the default of TFDS)'}; prepare it with {command}"
-    )
+    place = data_dir or f"{tfds.core.constants.DATA_DIR} (the default)"
+    return f"not prepared in data_dir={place}; prepare it with {command}"
 
 
 def _has_images(tfds: Any, name: str) -> bool:

@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import io
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError, few, warn
+from pfljax.contract.reading import opened
 from pfljax.data.sources.arrays import TaskName
 from pfljax.data.sources.files import SPLITS, damaged, names_in, source_from_file
 from pfljax.data.sources.folders import Size, check_size, read_images
@@ -42,6 +43,7 @@ def huggingface(
     features: FeatureColumns = "",
     categorical: Categorical = "",
     text: str = "",
+    time: str = "",
     fill: Fill = "none",
     size: Size = (),
     seed: Seed = 0,
@@ -61,6 +63,7 @@ def huggingface(
         features: Columns of numbers to learn from instead; see `table`.
         categorical: Columns of categories to learn from, too; see `table`.
         text: Column of text to learn from instead; see `table`.
+        time: Column that says when each example was taken; see `table`.
         fill: What replaces missing numbers; see `table`.
         size: Rows and columns to which images are resized; empty: all images must have one size.
 
@@ -77,9 +80,60 @@ def huggingface(
     """
     check_size(size)
     file = str(file)
-    splits = _splits(file)
+    datasets = optional.load("datasets", "file", file)
+    with damaged(file, f"is not {SAVED} ({{error}})"):
+        loaded = datasets.load_from_disk(file)
+    splits = chosen_splits(loaded, file)
+    columns = Columns(
+        label=label,
+        client=client,
+        features=features,
+        categorical=categorical,
+        text=text,
+        fill=fill,
+        time=time,
+    )
+    return source_from_splits(
+        splits,
+        file,
+        columns,
+        image=image,
+        size=tuple(size),
+        seed=seed,
+        fraction=fraction,
+        standardize=standardize,
+        task=task,
+    )
+
+
+def source_from_splits(
+    splits: Mapping[str, Any],
+    file: str,
+    columns: Columns,
+    *,
+    image: str,
+    size: tuple[int, ...],
+    seed: int,
+    fraction: float,
+    standardize: bool,
+    task: str,
+) -> Source:
+    """Makes a `Source` of data sets of Hugging Face; see `huggingface` for the arguments.
+
+    Args:
+        splits: The only data set, or those of training examples and of official test examples, in this order.
+        file: Where they are from, for messages.
+        columns: What their columns are.
+        image: Column of images or arrays; empty: the first one.
+        size: Size of the images.
+        seed: Seed for the subsample.
+        fraction: Share of the examples to keep.
+        standardize: Whether models standardize x.
+        task: What is predicted.
+    """
     first = next(iter(splits.values()))
-    if not (image or features or categorical or text):
+    text = columns.text
+    if not (image or columns.features or columns.categorical or text):
         images = [name for name, feature in first.features.items() if _is_image(feature)]
         image = images[0] if images else ""
     pyarrow = optional.load("pyarrow", "file", file)
@@ -88,19 +142,16 @@ def huggingface(
         table.validate(full=True)
         x = None
         if image:
-            pixels = [_pixels(split, image, file, tuple(size)) for split in splits.values()]
+            pixels = [_pixels(split, image, file, size) for split in splits.values()]
             x = np.concatenate(pixels)
-    columns = Columns(
-        label=label, client=client, features=features, categorical=categorical, text=text, fill=fill
-    )
     read = table_arrays(table, file, columns, x)
     arrays = read.arrays
     if len(splits) > 1:
-        is_test = [name == SPLITS[1] for name in splits]
-        arrays["is_test"] = np.repeat(is_test, [len(split) for split in splits.values()])
+        sizes = [len(split) for split in splits.values()]
+        arrays["is_test"] = np.repeat([False, True], sizes)
 
     # Classes in the order of the data set, if the label has names
-    names = names_in(label)
+    names = names_in(columns.label)
     class_names = getattr(first.features[names[0]], "names", None) if len(names) == 1 else None
     source = source_from_file(
         arrays,
@@ -112,7 +163,7 @@ def huggingface(
         images=not text,
         standardize=standardize and not text,
         num_classes=len(class_names) if class_names else None,
-        fill=fill == "mean",
+        fill=columns.fill == "mean",
         features=read.features,
     )
     class_names = tuple(class_names or source.class_names)
@@ -129,23 +180,31 @@ def has_test_split(path: pathlib.Path) -> bool:
     return all((path / split / "dataset_info.json").is_file() for split in SPLITS)
 
 
-def _splits(file: str) -> dict[str, Any]:
-    """The data sets in a folder: train and test, or the only one."""
-    datasets = optional.load("datasets", "file", file)
-    with damaged(file, f"is not {SAVED} ({{error}})"):
-        loaded = datasets.load_from_disk(file)
-    if isinstance(loaded, datasets.Dataset):
+def chosen_splits(loaded: Any, file: str, test_split: str = SPLITS[1]) -> dict[str, Any]:
+    """The splits to read of what `datasets` loaded: those for training and testing, or the only one.
+
+    Args:
+        loaded: A `Dataset`, or a `DatasetDict` of splits.
+        file: Where it is from, for messages.
+        test_split: Name of the split for testing.
+
+    Raises:
+        ArgumentError: if there are several splits, and none of them is called train.
+    """
+    if not isinstance(loaded, dict):
         return {"": loaded}
-    if SPLITS[0] not in loaded:
+    train = SPLITS[0]
+    if train not in loaded:
         if len(loaded) == 1:
             return dict(loaded)
-        accepted = f"accepted: {' and '.join(SPLITS)}, or one split"
+        accepted = f"accepted: {train} and {test_split}, or one split"
         raise ArgumentError("file", f"has splits {few(loaded)}; {accepted}", file)
-    others = [name for name in loaded if name not in SPLITS]
+    read = [name for name in (train, test_split) if name in loaded]
+    others = [name for name in loaded if name not in read]
     if others:
-        text = f"has splits that are not read: {few(others)}; only {' and '.join(SPLITS)} are"
+        text = f"has splits that are not read: {few(others)}; only {' and '.join(read)} are"
         warn("file", text)
-    return {name: loaded[name] for name in SPLITS if name in loaded}
+    return {name: loaded[name] for name in read}
 
 
 def _is_image(feature: Any) -> bool:
@@ -165,8 +224,12 @@ def _pixels(split: Any, name: str, file: str, size: Sequence[int]) -> np.ndarray
     files = {}
     for row, cell in enumerate(split.data.table.column(name).to_pylist()):
         content = (cell or {}).get("bytes")
-        if not content:
+        path = (cell or {}).get("path")
+        if content:
+            files[f"{file}, row {row}"] = functools.partial(io.BytesIO, content)
+        elif path:
+            files[path] = functools.partial(opened, path)
+        else:
             text = f"has no image in column {name}, row {row} (counted from 0)"
             raise ArgumentError("file", text, file)
-        files[f"{file}, row {row}"] = functools.partial(io.BytesIO, content)
     return read_images(optional.load("PIL.Image", "file", file), files, tuple(size))

@@ -80,6 +80,7 @@ class Source:
             are known (see `preparation`); (): no array is standardized.
         fill: Whether NaN in x are replaced by the mean of the training examples, once these are known.
         features: The columns of x, if the data set is a table.
+        time: (n,) int64, the order of the examples in time, equal for those of one time; None: unknown.
 
     Examples:
         >>> import numpy as np
@@ -112,6 +113,7 @@ class Source:
     standardize: tuple[bool, ...] = ()
     fill: bool = False
     features: Features | None = None
+    time: np.ndarray | None = None
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:

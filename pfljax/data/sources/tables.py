@@ -72,11 +72,15 @@ class Columns(NamedTuple):
     text: str = ""
     test: str = ""
     fill: str = "none"
+    time: str = ""
 
     def stripped(self) -> Columns:
         """The same names without spaces around them."""
         return self._replace(
-            client=self.client.strip(), text=self.text.strip(), test=self.test.strip()
+            client=self.client.strip(),
+            text=self.text.strip(),
+            test=self.test.strip(),
+            time=self.time.strip(),
         )
 
     def named(self) -> dict[str, str]:
@@ -84,7 +88,7 @@ class Columns(NamedTuple):
         named = dict.fromkeys(names_in(self.features), "features")
         named |= dict.fromkeys(names_in(self.categorical), "categorical")
         named |= dict.fromkeys(names_in(self.label), "label")
-        single = {self.client: "client", self.test: "test", self.text: "text"}
+        single = {self.client: "client", self.test: "test", self.text: "text", self.time: "time"}
         return named | {name: argument for name, argument in single.items() if name}
 
 
@@ -119,6 +123,7 @@ def table(
     categorical: Categorical = "",
     text: str = "",
     test: str = "",
+    time: str = "",
     fill: Fill = "none",
     separator: str = "",
     encoding: str = "utf-8",
@@ -147,6 +152,8 @@ def table(
             column of 0 and 1, which is not standardized.
         text: Column of text to learn from instead: its characters are tokens from 1 in sorted order, uint8, and 0 pads.
         test: Column that marks the official test examples, with True or test; empty: none does.
+        time: Column that says when each example was taken, in numbers, dates or texts such as 2024-05-31, for
+            `partitions.Time` and `Splits.by_time`; empty: the order of the rows says so.
         fill: What replaces missing numbers of a feature: none, which refuses them, or the mean of the training
             examples.
         separator: What separates the columns of a CSV file, such as ";" or "tab"; empty: a comma, or a tab if the name
@@ -169,7 +176,7 @@ def table(
         (('heat', 'city=Oslo', 'city=Rome'), ('cold', 'warm'))
     """
     file = str(file)
-    columns = Columns(label, client, features, categorical, text, test, fill).stripped()
+    columns = Columns(label, client, features, categorical, text, test, fill, time).stripped()
     dialect = Dialect(separator, encoding, decimal, missing)
     read = table_arrays(_read(file, columns, dialect), file, columns)
     source = source_from_file(
@@ -219,6 +226,8 @@ def table_arrays(
     if columns.test:
         marks = _values(column("test", columns.test), columns.test, file)
         arrays["is_test"] = _marks(marks, columns.test)
+    if columns.time:
+        arrays["time"] = _values(column("time", columns.time), columns.time, file)
     if x is not None:
         return TableArrays(arrays | {"x": x})
     if not columns.text:
@@ -250,14 +259,15 @@ def _features(
     """The examples (n, F) in the columns of a table that are features, and what these are."""
     wanted = names_in(columns.features)
     categorical = dict.fromkeys(names_in(columns.categorical))
-    others = {*names_in(columns.label), *filter(None, (columns.client, columns.test))}
+    single = (columns.client, columns.test, columns.time)
+    others = {*names_in(columns.label), *filter(None, single)}
     named = [("features", name) for name in wanted]
     named += [("categorical", name) for name in categorical]
     for argument, name in named:
         check_column(argument, name, positions, file)
     for argument, name in named:
         if name in others:
-            raise ArgumentError(argument, f"{name} is named as label, client or test, too")
+            raise ArgumentError(argument, f"{name} is named as label, client, test or time, too")
 
     # Without names, all other columns are candidates.
     if wanted:
@@ -660,6 +670,9 @@ def _is_text(arrow_type: Any) -> bool:
 
 def _check_type(argument: str, name: str, arrow_type: Any) -> None:
     """Raises `ArgumentError` if a column that an argument names holds neither numbers nor text."""
+    types = optional.load("pyarrow.types", "file")
+    if argument == "time" and types.is_temporal(arrow_type):
+        return
     if not _is_number(arrow_type) and not _is_text(arrow_type) and str(arrow_type) != "null":
         text = f"holds {arrow_type}; accepted: a column of numbers or text"
         raise ArgumentError(argument, text, name)

@@ -231,11 +231,11 @@ HOLE = np.array([[1.0, 1], [1, np.nan], [1, 1], [np.inf, 1]])
         ),
         (
             {"x": X, "y": Y, "istest": Y > 1},
-            "has an unknown array istest; did you mean is_test. accepted: .*is_test$",
+            "has an unknown array istest; did you mean is_test. accepted: .*is_test, time$",
         ),
         (
             {"x": X, "y": Y, "zzz": Y},
-            "has an unknown array zzz; accepted: x, y, client, writer, coarse, is_test$",
+            "has an unknown array zzz; accepted: x, y, client, writer, coarse, is_test, time$",
         ),
         ({"x": X, "y": Y, "is_test": Y >= 0}, "is_test is true for every example"),
     ],

@@ -130,7 +130,7 @@ def test_other_folders_are_refused_in_a_line(animals, tmp_path, monkeypatch):
         assert "\n" not in str(caught.value)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(
-        ArgumentError, match=r"^file=.*: needs datasets: pip install 'pfljax\[huggingface\]'"
+        ArgumentError, match=r"^file=.*: needs datasets: pip install 'pfljax\[hf\]'"
     ):
         sources.huggingface(animals)
 
