@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import optax
 
 from pfljax import models
-from pfljax.api.run import Execution
 from pfljax.contract.errors import PACKAGE, ArgumentError
 from pfljax.contract.types import Topology
+from pfljax.exchange.plan import make_plan
 from pfljax.folder import files
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
@@ -118,6 +118,7 @@ def topology_of(cls: Any) -> Topology | None:
 @functools.cache
 def _problems() -> list[Problem]:
     """Small problems: with a plain network, with attention, and with adapters of a frozen network."""
+    plan = make_plan("map", devices=1)
     mlp = models.MLP(hidden=(4,))
     vit = models.ViT(patch=2, width=4, depth=1, heads=1)
     frozen = models.MLP(hidden=(4,), outputs=CLASSES).init(
@@ -126,7 +127,6 @@ def _problems() -> list[Problem]:
     lora = adapters.lora(rank=2, where="Dense_0")
     adapted = Model(mlp, frozen=frozen, trainable=[lora, adapters.head()])
     training = LocalTraining(optax.sgd(0.1))
-    plan = Execution(plan="map", devices=1).make_plan()
     problems = []
     for network in (mlp, vit, adapted):
         model = models.build(network, SHAPE, "classification", CLASSES)

@@ -22,7 +22,8 @@ EXIT_CODES = {
     0: "success; with --json, standard output has one JSON object",
     1: "a failure, such as a run that diverged or a full disk",
     2: "a mistake on the command line or in a file that it names",
-    130: "interrupted (Ctrl-C); 143: terminated. The current rounds are saved, and --resume continues",
+    130: "interrupted by Ctrl-C; the current rounds are saved, and --resume continues",
+    143: "ended by SIGTERM, in the same way",
     141: "nobody reads the output any more, as with head",
 }
 FORMER = {"plan": "estimate"}  # former name of a command -> its name

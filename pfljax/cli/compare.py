@@ -99,6 +99,8 @@ def run(settings: Settings) -> Mapping[str, Any]:
     return {
         "out": str(out),
         "finished": True,
+        "table": str(out / "table.json"),
+        "report": str(out / "report.html"),
         "title": table.title,
         "score": table.score,
         "higher_is_better": table.higher_is_better,

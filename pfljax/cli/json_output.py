@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,7 +15,7 @@ from absl import flags
 from pfljax.cli.flag_help import HELP
 from pfljax.cli.flags import RUNS
 from pfljax.cli.parsing import Group
-from pfljax.cli.settings import Settings
+from pfljax.cli.settings import Settings, expand, values_of
 from pfljax.contract import processes
 from pfljax.folder import files
 
@@ -33,14 +33,20 @@ def check(settings: Settings) -> None:
         files.check_writable(Path(file).parent, "json")
 
 
+def is_requested(words: Sequence[str]) -> bool:
+    """Whether a command line, or a flag file that it names, has --json without a file."""
+    expanded_words, _ = expand(words)
+    return values_of("json", expanded_words)[-1:] == [OUTPUT]
+
+
 @contextlib.contextmanager
-def reserved(settings: Settings) -> Iterator[TextIO]:
-    """Yields standard output. With --json, what the block prints goes to standard error instead.
+def reserved(is_reserved: bool) -> Iterator[TextIO]:
+    """Yields standard output. If it is reserved, what the block prints goes to standard error instead.
 
     That holds for what libraries write to the file descriptor, too.
     """
     output = sys.stdout
-    if settings.values.get("json") != OUTPUT:
+    if not is_reserved:
         yield output
         return
     descriptor = None

@@ -74,20 +74,23 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
             is_help = len(arguments) < len(words)
             if command.listed:
                 arguments = named(arguments, command.listed)
-            settings = parse(command.define, arguments)
-            if is_help:
-                print(help_of(command, settings))
-                sys.exit(0)
-            if command.devices and settings.coordinator:
-                if supervision.WATCHED not in os.environ:
-                    supervision.watch()
-                supervision.end_with_the_watcher()
-            level = logging.DEBUG if settings.values.get("verbose") else logging.INFO
-            with json_output.reserved(settings) as output, speech.lines_to(print, level):
+            # a method's own file, which `parse` loads, may print, too
+            is_json = not is_help and json_output.is_requested(arguments)
+            with json_output.reserved(is_json) as output:
+                settings = parse(command.define, arguments)
+                if is_help:
+                    print(help_of(command, settings))
+                    sys.exit(0)
                 if command.devices:
+                    if settings.coordinator:
+                        if supervision.WATCHED not in os.environ:
+                            supervision.watch(output)
+                        supervision.end_with_the_watcher()
                     set_up_devices(settings, command.devices(settings), command.keep_compiled)
                 json_output.check(settings)
-                result = command.run(settings)
+                level = logging.DEBUG if settings.values.get("verbose") else logging.INFO
+                with speech.lines_to(print, level):
+                    result = command.run(settings)
                 if result is not None:
                     json_output.write(result, settings, output)
     except KeyboardInterrupt as error:
