@@ -17,6 +17,7 @@ from pfljax.cli.flags import RUNS
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings, expand, values_of
 from pfljax.contract import processes
+from pfljax.contract.errors import ArgumentError
 from pfljax.folder import files
 
 OUTPUT = "-"  # the value of a --json without one: standard output
@@ -29,8 +30,12 @@ def define(registry: flags.FlagValues) -> None:
 def check(settings: Settings) -> None:
     """Raises `ArgumentError` if the file of --json cannot be written."""
     file = settings.values.get("json")
-    if file and file != OUTPUT:
-        files.check_writable(Path(file).parent, "json")
+    if not file or file == OUTPUT:
+        return
+    path = Path(file)
+    files.check_writable(path.parent, "json")
+    if path.exists() and not path.is_file():  # a device would be replaced
+        raise ArgumentError("json", "is no file; accepted: a new or existing file", file)
 
 
 def is_requested(words: Sequence[str]) -> bool:

@@ -249,6 +249,18 @@ def test_what_json_cannot_hold_is_null_or_plain():
     }
 
 
+@pytest.mark.parametrize("file", [".", "/", "/dev/null", "folder"])
+def test_only_files_are_replaced(tmp_path, monkeypatch, file):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(pfl.ArgumentError, match=f"^json={file}: is no file; accepted: a new or"):
+        json_output.check(parse(train.define, [f"--json={file}"]))
+    (tmp_path / "old.json").write_text("{}")
+    for accepted in ("old.json", "new.json", "new/folder/new.json", "-", ""):
+        json_output.check(parse(train.define, [f"--json={accepted}"]))
+    assert not (tmp_path / "new").exists()
+
+
 def test_workers_print_no_object(tmp_path):
     settings = parse(compare_command.define, ["--workers=2", "--json", f"--out={tmp_path}"])
     for command in workers.commands_of(settings):
