@@ -13,9 +13,18 @@ COMMANDS = {
     "train": "train one method on one data set",
     "compare": "compare methods on the same splits and seeds",
     "scaling": "measure time, memory and traffic against the number of clients",
+    "methods": "list the methods, with their hyperparameters",
     "estimate": "estimate memory and time on TPUs and GPUs that you do not have",
     "report": "write the report page of a run, or of several runs",
     "watch": "serve a page that follows runs while they are trained",
+}
+EXIT_CODES = {
+    0: "success; with --json, standard output has one JSON object",
+    1: "a failure, such as a run that diverged or a full disk",
+    2: "a mistake on the command line or in a file that it names",
+    130: "interrupted by Ctrl-C; the current rounds are saved, and --resume continues",
+    143: "ended by SIGTERM, in the same way",
+    141: "nobody reads the output any more, as with head",
 }
 FORMER = {"plan": "estimate"}  # former name of a command -> its name
 
@@ -50,7 +59,14 @@ def usage() -> str:
     commands = [f"  {command:10} {text}" for command, text in COMMANDS.items()]
     lines = ["pfljax COMMAND [--flag=value ...]", "", *commands, ""]
     lines.append("pfljax COMMAND --help shows all flags of a command.")
+    lines += ["", *exit_code_lines()]
     return "\n".join(lines)
+
+
+def exit_code_lines() -> list[str]:
+    """Returns the part of --help on exit codes."""
+    codes = [f"  {code:<4} {text}." for code, text in EXIT_CODES.items()]
+    return ["Exit codes, with an error in one line on standard error:", "", *codes]
 
 
 def end_unread() -> NoReturn:

@@ -10,6 +10,7 @@ that fails has a row that says why, and the exit code is 1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from absl import flags
 
 from pfljax import api
 from pfljax.api.comparison import Unfinished
-from pfljax.cli import build, tables, workers
+from pfljax.cli import build, json_output, tables, workers
 from pfljax.cli.flags import (
     RUNS,
     define_data,
@@ -32,6 +33,9 @@ from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
 from pfljax.contract.errors import RunError
 
+# entries of a row, lists of many numbers, that --json leaves out; table.json has them
+LARGE = ("rounds", "curve_mean", "curve_std", "megabytes_curve", "clock_mean", "client_gains")
+
 
 def define(registry: flags.FlagValues) -> None:
     methods = ["local", "fedavg", "fedavg_plus", "federico_friends"]
@@ -43,6 +47,7 @@ def define(registry: flags.FlagValues) -> None:
     define_devices(registry)
     define_evaluation(registry)
     define_verbose(registry)
+    json_output.define(registry)
 
 
 def arguments(settings: Settings) -> dict[str, Any]:
@@ -68,7 +73,7 @@ def arguments(settings: Settings) -> dict[str, Any]:
     }
 
 
-def run(settings: Settings) -> None:
+def run(settings: Settings) -> Mapping[str, Any]:
     several = workers.several(settings)
     options = arguments(settings)
 
@@ -82,12 +87,26 @@ def run(settings: Settings) -> None:
         table = api.compare(**options, ready=ready)
     except Unfinished as unfinished:  # with --cells
         print(unfinished)
-        return
+        return {"out": str(out), "finished": False}
     tables.show(table.title, *table.columns(), notes=table.notes)
     tables.print_paths(out, figure="table.png")
     if table.failures:
         failures = [f"{title} failed: {reason}" for title, reason in table.failures.items()]
         raise RunError("; ".join(failures))
+    rows = []
+    for row in table.rows:
+        rows.append({name: value for name, value in row.items() if name not in LARGE})
+    return {
+        "out": str(out),
+        "finished": True,
+        "table": str(out / "table.json"),
+        "report": str(out / "report.html"),
+        "title": table.title,
+        "score": table.score,
+        "higher_is_better": table.higher_is_better,
+        "notes": table.notes,
+        "rows": rows,
+    }
 
 
 COMMAND = Command(__doc__ or "", define, run)

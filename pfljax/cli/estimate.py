@@ -1,7 +1,7 @@
 """Estimates a run's memory and time on TPUs and GPUs that you do not have, for every plan and exchange.
 
     pfljax estimate --target=tpu:v5e:4x4 --method=federico --num_clients=1024
-    pfljax estimate --target=cuda:h100:8 --method=fedavg --json=estimate.json
+    pfljax estimate --target=cuda:h100:8 --method=fedavg --json
     pfljax estimate --target=tpu:v5e:2x2 --methods=local,fedavg,federico
 
 Takes the flags of `pfljax train`, but trains nothing. With --methods, prints a table for each method and the sum of
@@ -12,7 +12,8 @@ not include evaluation.
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 from absl import flags
@@ -21,12 +22,10 @@ from pfljax import api
 from pfljax.api import comparison
 from pfljax.api.estimating import Estimate, estimate
 from pfljax.cli import build, tables, train
-from pfljax.cli.flag_help import HELP
 from pfljax.cli.flags import RUNS, WHAT
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
-from pfljax.folder import files
 
 # Reason -> flags that do not apply.
 REFUSED = {
@@ -43,18 +42,15 @@ def define(registry: flags.FlagValues) -> None:
     text = "Devices: tpu:NAME:SHAPE with v5e, v5p or v6e, such as tpu:v5e:4x4, or cuda:NAME:NUMBER with a100, h100 "
     text = f"{text}or h200, such as cuda:h100:8."
     add.declare(estimate, "target", "seconds", texts={"target": text})
-    add.add("json", Path, None, HELP["json"])
 
 
-def run(settings: Settings) -> None:
+def run(settings: Settings) -> Mapping[str, Any]:
     if settings.methods:
         settings.refuse("method", "--methods has the methods")
     names = build.read_methods(settings)
     for why, refused in REFUSED.items():
         for flag in refused:
             settings.refuse(flag, why)
-    if settings.json:
-        files.check_writable(Path(settings.json).parent, "json")
     settings = settings.with_defaults(names)
     settings.check_read()
     trial = build.Trial(settings.seed, settings.split)
@@ -86,10 +82,8 @@ def run(settings: Settings) -> None:
         if hours is not None:
             total = f"about {_time(hours)} (an estimate)"
         print(f"all {len(estimates)} methods, one seed each: {total}")
-    if settings.json:
-        entries = [dataclasses.asdict(result) for result in estimates]
-        content = {"hours": hours, "estimates": entries} if settings.methods else entries[0]
-        files.write_json(Path(settings.json), content)
+    entries = [dataclasses.asdict(result) for result in estimates]
+    return {"hours": hours, "estimates": entries} if settings.methods else entries[0]
 
 
 def show(result: Estimate) -> None:

@@ -250,8 +250,8 @@ HELP: Mapping[str, str] = {
     "runs.",
     "cluster": "Where --workers run. none: on this machine. slurm: as an array of SLURM jobs, which continue after "
     "interruptions. local: as jobs on this machine. Needs pip install 'pfljax[cluster]'.",
-    # Estimates.
-    "json": "File for all figures of the estimate. Default: no file.",
+    "json": "Print the result as one JSON object on standard output, and everything else on standard error. With "
+    "--json=FILE: write it to a file instead. Default: no JSON.",
     # Scaling.
     "cohort": "Numbers of clients per round; 0: all.",
     "shape": "Shape of an example.",

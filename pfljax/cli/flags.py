@@ -41,7 +41,8 @@ DATA = "Data"
 HOW = "Execution"
 RUNS = "Runs and output"
 PARTITIONS = ("auto", *partitions.PARTITIONS)
-IMPLIED = {"tune": "0.01,0.03,0.1,0.3,1,3"}  # values of flags given without a value
+# values of flags given without a value
+IMPLIED = {"tune": "0.01,0.03,0.1,0.3,1,3", "json": "-"}
 METHOD_FLAGS = ("method", "methods")
 TRAIN = Run.train
 LATENT = {"partition": ("latent",)}

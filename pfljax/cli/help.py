@@ -9,6 +9,7 @@ from typing import Any
 
 from absl import flags
 
+from pfljax.cli import exit_code_lines
 from pfljax.cli.flags import DATA, HOW, RUNS, WHAT
 from pfljax.cli.settings import Settings, accepted, read
 from pfljax.settings.fields import with_words
@@ -45,6 +46,7 @@ def text(doc: str, settings: Settings, methods: Sequence[str]) -> str:
         preset = f"{settings.defaults} has the defaults for --dataset={settings.dataset}; flags override them."
         lines += ["", *wrapped(preset)]
     lines += ["", "--flagfile=FILE reads flags from a file, one per line."]
+    lines += ["", *exit_code_lines()]
     return "\n".join(lines)
 
 

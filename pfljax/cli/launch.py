@@ -14,13 +14,14 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 
-from pfljax.cli import end_unread, help, supervision
+from pfljax.cli import end_unread, help, json_output, supervision
+from pfljax.cli.flags import IMPLIED
 from pfljax.cli.names import FORMER
 from pfljax.cli.settings import Define, FlagError, Settings, parse
 from pfljax.contract import cores, processes, speech
@@ -39,7 +40,8 @@ LOCAL_FLAGS = ("process_id", "data_file", "data_dir")
 class Command(NamedTuple):
     doc: str | None  # description and usage, for --help
     define: Define  # registers the command's flags
-    run: Callable[[Settings], None]
+    # trains, prints, and returns what --json writes; None: the command has no such flag
+    run: Callable[[Settings], Mapping[str, Any] | None]
     # Whether JAX caches compiled functions for later runs. False if compile time is measured.
     keep_compiled: bool = True
     # Settings -> requested number of devices; 0: all. None: the command computes nothing.
@@ -72,19 +74,25 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
             is_help = len(arguments) < len(words)
             if command.listed:
                 arguments = named(arguments, command.listed)
-            settings = parse(command.define, arguments)
-            if is_help:
-                print(help_of(command, settings))
-                sys.exit(0)
-            if command.devices:
-                if settings.coordinator:
-                    if supervision.WATCHED not in os.environ:
-                        supervision.watch()
-                    supervision.end_with_the_watcher()
-                set_up_devices(settings, command.devices(settings), command.keep_compiled)
-            level = logging.DEBUG if settings.values.get("verbose") else logging.INFO
-            with speech.lines_to(print, level):
-                command.run(settings)
+            # a method's own file, which `parse` loads, may print, too
+            is_json = not is_help and json_output.is_requested(arguments)
+            with json_output.reserved(is_json) as output:
+                settings = parse(command.define, arguments)
+                if is_help:
+                    print(help_of(command, settings))
+                    sys.exit(0)
+                if command.devices:
+                    if settings.coordinator:
+                        if supervision.WATCHED not in os.environ:
+                            supervision.watch(output)
+                        supervision.end_with_the_watcher()
+                    set_up_devices(settings, command.devices(settings), command.keep_compiled)
+                json_output.check(settings)
+                level = logging.DEBUG if settings.values.get("verbose") else logging.INFO
+                with speech.lines_to(print, level):
+                    result = command.run(settings)
+                if result is not None:
+                    json_output.write(result, settings, output)
     except KeyboardInterrupt as error:
         end_interrupted(error, settings)
     except BrokenPipeError:
@@ -103,7 +111,8 @@ def named(words: Sequence[str], flag: str) -> list[str]:
 
     named_words = []
     for before, word in itertools.pairwise(["", *words]):
-        is_value = before.startswith("-") and "=" not in before
+        needs_value = before.lstrip("-") not in IMPLIED
+        is_value = before.startswith("-") and "=" not in before and needs_value
         is_positional = not word.startswith("-") and not is_value
         named_words.append(f"--{flag}={word}" if is_positional else word)
     return named_words

@@ -253,7 +253,7 @@ def parse(define: Define, words: Sequence[str]) -> Settings:
     Loads users' own method files first. Former names of flags are accepted, and noted on standard error. Raises
     `FlagError` for a mistake.
     """
-    words, notes = _expand(words)
+    words, notes = expand(words)
     if supervision.WATCHED not in os.environ:  # otherwise the watcher has printed them
         for note in notes:
             print(f"note: {note}", file=sys.stderr)
@@ -355,7 +355,7 @@ def _hint(unknown: str, known: Sequence[str], words: Sequence[str]) -> str:
     # A hyperparameter without its method: those of the methods on the command line, if these have it.
     hyperparameters = [name for name in known if name.partition(".")[2] == unknown]
     if hyperparameters:
-        named = [registered_name(name) for flag in METHOD_FLAGS for name in _values_of(flag, words)]
+        named = [registered_name(name) for flag in METHOD_FLAGS for name in values_of(flag, words)]
         asked = {name for names in named for name in names.split(",")}
         named_hyperparameters = [
             name for name in hyperparameters if name.partition(".")[0] in asked
@@ -394,7 +394,7 @@ def _loaded_methods(words: Sequence[str]) -> dict[str, str]:
     """Loads the methods that are named as FILE.py:NAME; returns their registered names."""
     loaded: dict[str, str] = {}
     for flag in METHOD_FLAGS:
-        names = {name for value in _values_of(flag, words) for name in value.split(",")}
+        names = {name for value in values_of(flag, words) for name in value.split(",")}
         for name in sorted(filter(own_files.is_file_and_name, names)):
             try:
                 loaded[name] = own_files.load_method(name)
@@ -423,7 +423,7 @@ def _stop_at(error: flags.IllegalFlagValueError, registry: flags.FlagValues) -> 
     raise FlagError.at(name, f"{text}{hint}", value) from error
 
 
-def _expand(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def expand(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Replaces flag files by their words, and adds the default values of flags given without a value.
 
     Returns the words with flags under their present names, and a note on each that was given under its former name.
@@ -484,7 +484,7 @@ def _with_files(words: list[str], inside: tuple[str, ...]) -> list[str]:
     return expanded_words
 
 
-def _values_of(flag: str, words: Sequence[str]) -> list[str]:
+def values_of(flag: str, words: Sequence[str]) -> list[str]:
     """Returns a flag's values, given as --flag=VALUE or --flag VALUE."""
     values = []
     for word, following in itertools.pairwise([*words, ""]):

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from pfljax.contract.processes import START_SECONDS
 
@@ -41,12 +41,17 @@ def end_with_the_watcher() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def watch() -> NoReturn:
-    """Runs this command in a worker process, passes on its output, and ends with it; prints one line after a crash."""
+def watch(output: IO[str]) -> NoReturn:
+    """Runs this command in a worker process, passes on its output, and ends with it; prints one line after a crash.
+
+    Args:
+        output: The worker's standard output.
+    """
     worker = subprocess.Popen(
         [sys.executable, *sys.orig_argv[1:]],
         env=os.environ | {WATCHED: "1"},
         stdin=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.PIPE,
     )
 

@@ -11,15 +11,16 @@ from __future__ import annotations
 import datetime
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from absl import flags
 
 from pfljax import report
 from pfljax.api.table import epsilon_text, undefined
-from pfljax.cli import build, tables
+from pfljax.cli import build, json_output, tables
 from pfljax.cli.flag_help import HELP
 from pfljax.cli.flags import (
     RUNS,
@@ -39,6 +40,8 @@ from pfljax.report.run_data import score_of
 from pfljax.settings.method import METHODS
 from pfljax.training import progress
 
+LARGE = ("per_client", "plan")  # entries that --json leaves out; summary.json has them
+
 
 def define(registry: flags.FlagValues) -> None:
     text = f"Method to train: {', '.join(METHODS)}, or FILE.py:NAME for your own."
@@ -53,9 +56,10 @@ def define(registry: flags.FlagValues) -> None:
     add.add("split", int, None, HELP["split"], at_least=0)
     add.add("out", Path, None, "Folder of the run. Default: runs/METHOD-DATASET-TIME.")
     add.add("resume", bool | Literal["from_scratch"], False, HELP["resume"])
+    json_output.define(registry)
 
 
-def run(settings: Settings) -> None:
+def run(settings: Settings) -> Mapping[str, Any]:
     names = build.read_methods(settings)
     if settings.resume and not settings.out:
         raise FlagError("--resume: needs the run's folder, --out")
@@ -85,6 +89,8 @@ def run(settings: Settings) -> None:
         page = result.write_report()
     show(result.summary)
     print(f"report: {page}")
+    summary = {name: value for name, value in result.summary.items() if name not in LARGE}
+    return {"out": str(out), "report": str(page), **summary}
 
 
 def folder(settings: Settings) -> Path:

@@ -51,7 +51,7 @@ def run(settings: Settings) -> None:
 def commands_of(settings: Settings) -> list[list[str]]:
     """The workers' command lines. On a CPU, local workers share the cores."""
     words = [sys.executable, "-m", "pfljax.cli", "compare", *settings.words]
-    words += ["--workers=1", "--cluster=none"]
+    words += ["--workers=1", "--cluster=none", "--json="]
     if settings.cluster == "none" and cores.on_cpu() and not settings.present("devices"):
         cores_of_worker = max(1, host.num_cores() // settings.workers)
         words.append(f"--devices={cores_of_worker}")

@@ -40,6 +40,11 @@ def test_it_recommends_flags_and_writes_all_figures(here, tmp_path):
             and row["collectives_bytes"] == 0
         )
         assert row["hours"] == pytest.approx(1000 * row["milliseconds"] / 3.6e6)
+    # without a file, it is all that is on standard output
+    printed = json.loads(call(estimate.COMMAND, "--target=tpu:v5e:1x1", *SMALL, "--json"))
+    for row in (*printed["rows"], *found["rows"]):
+        assert row.pop("compile_seconds") >= 0  # measured
+    assert printed == found
 
 
 @pytest.mark.long

@@ -6,7 +6,7 @@ import pytest
 from commands import call
 
 from pfljax import cli
-from pfljax.cli import compare, estimate, report, scaling, train, watch
+from pfljax.cli import compare, estimate, methods, report, scaling, train, watch
 from pfljax.cli.flag_help import HELP
 from pfljax.cli.help import WIDTH
 from pfljax.cli.settings import read
@@ -68,7 +68,7 @@ def test_long_lists_break_at_commas_and_marks_are_in_quotes():
     assert "Accepted: an integer of at most 64 bits." in shown["ignored_index"]
 
 
-@pytest.mark.parametrize("module", [train, compare, scaling, estimate, report, watch])
+@pytest.mark.parametrize("module", [train, compare, scaling, estimate, methods, report, watch])
 def test_texts_are_for_the_command_line(module):
     """They have one default at most, and nothing of Python."""
     methods = f"--methods={','.join(METHODS)}"
@@ -83,7 +83,7 @@ def test_texts_are_for_the_command_line(module):
 def test_every_flag_has_a_text_of_its_own():
     """Those in the table are flags of a command, and a command's flags have a text that says something."""
     names = set()
-    for module in (train, compare, scaling, estimate, report, watch):
+    for module in (train, compare, scaling, estimate, methods, report, watch):
         registry = read(module.define, [])
         for name in registry:
             assert len(str(registry[name].help).split()) > 1, name

@@ -121,7 +121,7 @@ def test_the_blocks_of_a_page_run(page, folder, monkeypatch):
             for own in set(METHODS) - registered:  # a command is a process of its own
                 METHODS.pop(own)
             _, name, *flags = shlex.split(shorter(f"{line} ", language))
-            call(command(name), *flags, *([] if name == "report" else ["--rounds=2"]))
+            call(command(name), *flags, *([] if name in ("report", "methods") else ["--rounds=2"]))
     results = [value for value in vars(program).values() if isinstance(value, pfl.Result)]
     assert all(0 <= result.accuracy <= 1 for result in results)
 

@@ -88,6 +88,7 @@ def test_links_of_the_site_lead_somewhere_and_nothing_is_fetched(site):
             if not target.exists() or (anchor and target in ids and anchor not in ids[target]):
                 missing.append((page.relative_to(site).as_posix(), link))
     assert len(pages) > 80 and not missing and not fetched
+    assert (site / "llms.txt").read_text() == (ROOT / "docs" / "llms.txt").read_text()
 
 
 def fetches(tag):
