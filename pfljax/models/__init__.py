@@ -17,6 +17,7 @@ from pfljax.models.networks import (
     ResNet,
     ResNet18,
 )
+from pfljax.models.pytorch import from_torch
 from pfljax.models.recurrent import CharacterLSTM
 from pfljax.models.transformers import STYLES, Transformer, ViT
 
@@ -43,6 +44,7 @@ __all__ = [
     "ViT",
     "adapters",
     "build",
+    "from_torch",
     "make",
     "weights",
 ]

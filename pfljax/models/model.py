@@ -26,6 +26,7 @@ from pfljax.models.rewriting import rewritten, slow_layers
 from pfljax.models.standardizing import Statistics
 from pfljax.models.structure import Network, Path, by_path
 from pfljax.models.tail import Tail
+from pfljax.models.torch_modules import TorchModule, network_of, wrapped
 
 FLOAT32 = "float32"
 Inputs = Tree[Num[Array, "B ..."]]
@@ -103,7 +104,7 @@ class Model:
     def __post_init__(self):
         if self.frozen is not None and not isinstance(self.frozen, Frozen):
             object.__setattr__(self, "frozen", Frozen(self.frozen))
-        module, statistics = standardizing.inside(self.module)
+        module, statistics = standardizing.inside(wrapped(self.module))
         object.__setattr__(self, "module", module)
         object.__setattr__(self, "module_statistics", statistics or self.module_statistics)
         if self.frozen is None and self.trainable:
@@ -146,6 +147,8 @@ class Model:
         example = jax.eval_shape(lambda x: x, self.example_input)
         if isinstance(self.module, nn.Module):
             return LinenNetwork(self.module, example)
+        if isinstance(self.module, TorchModule):
+            return network_of(self.module, example)
         if not callable(self.module):
             raise ArgumentError("model", f"accepted: {ACCEPTED}", type(self.module).__name__)
         from pfljax.models.nnx import NNXNetwork  # imported lazily, since it is slow
@@ -439,7 +442,10 @@ class Model:
         return jax.tree.map(fix, statistics, params)
 
 
-ACCEPTED = "a Flax module (Linen or NNX), a Model, or a function of num_classes, rngs or both that returns a module"
+ACCEPTED = (
+    "a Flax module (Linen or NNX), a torch.nn.Module, a Model, or a function of num_classes, rngs or both that returns "
+    "a module"
+)
 
 
 def widened(leaf: Array) -> Array:
@@ -449,8 +455,8 @@ def widened(leaf: Array) -> Array:
 
 
 def module_of(model: Any) -> Any:
-    """The module of a `Model`; anything else as it is."""
-    return model.module if isinstance(model, Model) else model
+    """The module of a `Model`; anything else as it is, a PyTorch module as a `TorchModule`."""
+    return model.module if isinstance(model, Model) else wrapped(model)
 
 
 def change(statistics: PyTree, params: Params, written: Params) -> Array:

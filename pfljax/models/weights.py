@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path as File
 from typing import Any
 
@@ -206,8 +206,10 @@ class Saved(Frozen):
             layout = LAYOUTS[layout]
         self.layout = layout or None
 
-    def values(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
-        return self.once(described(shapes), lambda: self._read(shapes))
+    def values(
+        self, shapes: Mapping[Path, Any], constants: Collection[Path] = ()
+    ) -> dict[Path, np.ndarray]:
+        return self.once(described(shapes), lambda: self._read(shapes, constants))
 
     @property
     def statistics(self) -> Statistics:
@@ -232,7 +234,7 @@ class Saved(Frozen):
             text = f"{self.source} is no safetensors file: {error}"
             raise ArgumentError("frozen", text, str(self.file)) from error
 
-    def _read(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
+    def _read(self, shapes: Mapping[Path, Any], constants: Collection[Path]) -> dict[Path, np.ndarray]:
         """The arrays by path in a network with these shapes."""
 
         def wanted(name: str) -> bool:
@@ -242,6 +244,8 @@ class Saved(Frozen):
         for name, array in self._arrays(wanted).items():
             for target in self._targets(name):
                 path, value = placed(target, array)
+                if path in constants:
+                    continue
                 if path not in shapes:
                     text = f"{self.source}: {name} belongs to {'/'.join(path)}, which the network lacks"
                     raise ArgumentError("frozen", f"{text}; it has {named(shapes)}")
