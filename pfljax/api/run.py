@@ -34,6 +34,7 @@ from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
 from pfljax.models.groups import Networks, grouped, modules_of
 from pfljax.models.standardizing import array_name, inside
+from pfljax.models.torch_modules import wrapped
 from pfljax.planner.profiling import profiler
 from pfljax.run.experiment import Execution, Experiment, NeverTrained
 from pfljax.run.replicates import check_alike
@@ -493,7 +494,7 @@ def scaled_as(model: Any, clients: Federation) -> Federation:
     """
     if isinstance(model, Mapping | Networks):
         return clients
-    statistics = model.input_statistics if isinstance(model, models.Model) else inside(model)[1]
+    statistics = model.input_statistics if isinstance(model, models.Model) else inside(wrapped(model))[1]
     if not statistics:
         return clients
     used = set()

@@ -356,6 +356,7 @@ class Federation:
         task: TaskName = "auto",
         ignored_index: int | None = None,
         standardize: bool = True,
+        channels_first: bool = False,
         name: str = "arrays",
         splits: Splits | None = None,
         **options: Any,
@@ -391,6 +392,7 @@ class Federation:
             standardize: Whether to scale each feature (each channel of images) to mean 0 and standard deviation 1,
                 measured on the clients' training examples. The model does so: `predict` and all else take x as it is
                 given here. Integers other than uint8 may be tokens and are never scaled.
+            channels_first: Whether images are (n, channels, height, width), as PyTorch's networks take them.
             name: Name for titles.
             splits: Splits of each client's examples.
             **options: Fields of `Splits` that override those of `splits`.
@@ -433,6 +435,7 @@ class Federation:
             ignored_index=ignored_index,
             images=False,
             standardize=standardize,
+            channels_first=channels_first,
             name=name,
         )
         federation = load(source, partition, splits, num_clients=num_clients, seed=seed)

@@ -386,7 +386,10 @@ def failure(model: Model, inputs: PyTree, error: Exception) -> str:
     dtype = "" if model.dtype == FLOAT32 else f" in {model.dtype}"
     line = (str(error).splitlines() or [""])[0]
     hint = ""
-    if len(getattr(inputs, "shape", ())) == 3:
+    num_axes = len(getattr(inputs, "shape", ()))
+    if num_axes == 4 and model.channels_first:
+        hint = "; PyTorch's convolutions take channels first, x (n, channels, height, width)"
+    elif num_axes == 3:
         hint = "; if x has images, add an axis for their channels, as x[..., None] does"
     return f"fails on inputs of shape {shapes}{dtype}: {line}{hint}"
 

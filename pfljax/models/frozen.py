@@ -23,7 +23,7 @@ from pfljax.contract.types import Array, Factors, Key, Mode, Params, PyTree
 from pfljax.models import standardizing
 from pfljax.models.adapters import A, B, Parameters, all_adaptations, as_adapters, itself
 from pfljax.models.low_rank import adapted, merged, uses
-from pfljax.models.standardizing import Statistics
+from pfljax.models.standardizing import SCALING, Statistics
 from pfljax.models.structure import Call, Network, Path, by_name, by_path, is_flax, nested
 from pfljax.models.torch_modules import is_torch
 
@@ -365,7 +365,8 @@ def named_leaves(frozen: Any) -> dict[Path, Any]:
     for path, leaf in by_name(variables).items():
         names = tuple(map(str, path))
         if hasattr(leaf, "detach"):  # a tensor of PyTorch, whose name joins those of modules
-            names = tuple(".".join(names).split("."))
+            joined = ".".join(names)
+            names = tuple(joined.split("/" if joined.startswith(f"{SCALING}/") else "."))
             leaf = leaf.detach().cpu()
             leaf = (leaf.float() if leaf.is_floating_point() else leaf).numpy()
         leaves[names] = leaf

@@ -44,7 +44,7 @@ def renamed(old: str, new: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """A Flax module, Linen or NNX, and the meaning of its outputs.
+    """A module of Flax (Linen or NNX) or PyTorch, and the meaning of its outputs.
 
     Its parameters are one tree of arrays that includes everything training writes: batch statistics travel, are
     averaged and stored like parameters. In training mode, the gradient of the loss with respect to a statistic is
@@ -52,7 +52,7 @@ class Model:
 
     Attributes:
         module: A Linen module; an NNX module, which is then the initial model; or a function of `rngs` that returns an
-            NNX module. Training mode is passed to its call if that has an argument `train`, `training`, `is_training`,
+            NNX module; or a PyTorch module or class of these, see `from_torch`. Training mode is passed to its call if that has an argument `train`, `training`, `is_training`,
             `deterministic` or `use_running_average`.
         example_input: (B, *features), or a tree of such arrays; only shapes and dtypes are read. None: set from the
             data when a run is created. Where these are floats and the data integers, such as pixels, each mini-batch
@@ -124,6 +124,11 @@ class Model:
         """
         statistics = None if self.frozen is None else self.frozen.statistics
         return statistics or self.module_statistics
+
+    @property
+    def channels_first(self) -> bool:
+        """Whether the network takes images (B, C, H, W), as PyTorch's do, instead of (B, H, W, C)."""
+        return isinstance(self.module, TorchModule)
 
     @functools.cached_property
     def network(self) -> Network:

@@ -24,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Mode, Params, PyTree
+from pfljax.models import torch_export
 from pfljax.models.structure import Around, Network, Path, by_name, key_and_mask, nested
 from pfljax.models.torch_modules import TorchModule, is_torch, name_of
 
@@ -230,14 +231,7 @@ class TorchNetwork(Network):
         return momenta
 
     def exported(self, params: Params) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-        module = copy.deepcopy(self.template).eval()
-        leaves = by_name(params)
-        with torch.no_grad():
-            tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-            for path, name in self.names.items():
-                value = torch.from_numpy(np.array(leaves[path], np.float32))
-                tensors[name].copy_(value)
-        return module, module.state_dict()
+        return torch_export.loaded(self.template, params, self.names)
 
 
 def new_template(module: TorchModule) -> nn.Module:
@@ -300,7 +294,7 @@ def explained(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(module: nn.Module, mask: Array | None, around: Around | None) -> Iterator[None]:
-    """Within this context, modules inside compute batch normalization as here, and `around` is called in their place."""
+    """Within this context, modules inside normalize batches as here, and `around` is called in their place."""
     replaced: list[tuple[nn.Module, Any]] = []
     for name, inner in module.named_modules():
         own = inner.__dict__.get("forward")

@@ -277,7 +277,9 @@ def as_bytes(variables: Any) -> bytes:
     save = optional.load("safetensors.numpy", "frozen").save
     arrays = {}
     for path, leaf in named_leaves(variables).items():
-        arrays["/".join(path)] = np.ascontiguousarray(leaf)
+        # A state dict of PyTorch's has the names that PyTorch expects.
+        name = ".".join(path) if ".".join(path) in variables else "/".join(path)
+        arrays[name] = np.ascontiguousarray(leaf)
     return save(arrays)
 
 

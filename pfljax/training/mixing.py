@@ -74,8 +74,8 @@ MIXES = (
     "which are the first axis, apart"
 )
 PADDED = (
-    "in training mode, a layer other than BatchNorm of Flax or PyTorch sees the examples that fill mini-batches up, so a client's "
-    "training depends on the sizes of others wherever a mini-batch is filled up unevenly"
+    "in training mode, a layer other than BatchNorm of Flax or PyTorch sees the examples that fill mini-batches up, so "
+    "a client's training depends on the sizes of others wherever a mini-batch is filled up unevenly"
 )
 
 

@@ -80,6 +80,8 @@ class Source:
             are known (see `preparation`); (): no array is standardized.
         fill: Whether NaN in x are replaced by the mean of the training examples, once these are known.
         features: The columns of x, if the data set is a table.
+        channels_first: Whether images in x are (n, channels, height, width), as PyTorch's; likewise other arrays with
+            more than two axes.
 
     Examples:
         >>> import numpy as np
@@ -112,6 +114,7 @@ class Source:
     standardize: tuple[bool, ...] = ()
     fill: bool = False
     features: Features | None = None
+    channels_first: bool = False
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
