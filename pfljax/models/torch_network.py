@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 import os
 import threading
 import warnings
@@ -111,7 +112,30 @@ def new_environment() -> Any:
         aten.random_: unsupported("aten::random_"),
     }.items():
         environment.override_op_definition(operation, function, is_view_op=True)
+    environment.override_op_definition(nn.functional.group_norm, group_norm)
     return environment
+
+
+def group_norm(
+    x: torch.Tensor,
+    num_groups: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """Group normalization with the channels last inside, as convolutions have them: faster on CPUs than torchax's."""
+    values = jnp.moveaxis(to_jax(x), 1, -1)
+    groups = values.reshape(*values.shape[:-1], num_groups, -1)
+    exact = groups.astype(jnp.promote_types(values.dtype, jnp.float32))
+    axes = (*range(1, groups.ndim - 2), groups.ndim - 1)
+    mean = exact.mean(axes, keepdims=True)
+    var = jnp.square(exact - mean).mean(axes, keepdims=True)
+    normalized = ((exact - mean) * jax.lax.rsqrt(var + eps)).reshape(values.shape)
+    if weight is not None:
+        normalized = normalized * to_jax(weight)
+    if bias is not None:
+        normalized = normalized + to_jax(bias)
+    return to_torch(jnp.moveaxis(normalized.astype(values.dtype), -1, 1))
 
 
 ENV = new_environment()
@@ -333,19 +357,13 @@ def normalize(module: _BatchNorm, mask: Array | None, x: torch.Tensor) -> torch.
     the mini-batch itself is normalized by the variance divided by n. With n = 1, s is a variance of 0.
     """
     module._check_input_dim(x)
-    values = to_jax(x)
-    axes = (0, *range(2, values.ndim))
-    shape = (1, -1, *[1] * (values.ndim - 2))
+    values = jnp.moveaxis(to_jax(x), 1, -1)  # as convolutions have them inside
     exact = values.astype(jnp.promote_types(values.dtype, jnp.float32))
     running_mean = module.running_mean
     running_var = module.running_var
 
     if module.training or running_mean is None or running_var is None:
-        weights = weights_of_examples(mask, exact)
-        count = jnp.maximum(weights.sum() * (exact.size / len(exact) / exact.shape[1]), 1)
-        mean = (exact * weights).sum(axes) / count
-        squares = (exact - mean.reshape(shape)) ** 2
-        var = (squares * weights).sum(axes) / count
+        mean, var, count = moments(exact, mask)
         if module.training and running_mean is not None and running_var is not None:
             share = momentum_of(module)
             unbiased = var * (count / jnp.maximum(count - 1, 1))
@@ -354,20 +372,29 @@ def normalize(module: _BatchNorm, mask: Array | None, x: torch.Tensor) -> torch.
     else:
         mean = to_jax(running_mean)
         var = to_jax(running_var)
-    normalized = (exact - mean.reshape(shape)) * jax.lax.rsqrt(var.reshape(shape) + module.eps)
+    scale = jax.lax.rsqrt(var + module.eps)
     if module.weight is not None:
-        normalized = normalized * to_jax(module.weight).reshape(shape)
+        scale = scale * to_jax(module.weight)
+    normalized = (exact - mean) * scale
     if module.bias is not None:
-        normalized = normalized + to_jax(module.bias).reshape(shape)
-    return to_torch(normalized.astype(values.dtype))
+        normalized = normalized + to_jax(module.bias)
+    return to_torch(jnp.moveaxis(normalized.astype(values.dtype), -1, 1))
 
 
-def weights_of_examples(mask: Array | None, x: Array) -> Array:
-    """1 for real examples and 0 for padding, (N, 1, ...), where x (N, C, ...) has the positions of each in turn."""
-    shape = (len(x), *[1] * (x.ndim - 1))
+def moments(x: Array, mask: Array | None) -> tuple[Array, Array, Array | float]:
+    """Means and variances (C,) of the real examples in x (N, *S, C), and the number of values of each channel.
+
+    N may be several times the number of examples, if x has the positions of each in turn.
+    """
+    axes = tuple(range(x.ndim - 1))
     if mask is None or len(x) % len(mask):
-        return jnp.ones(shape, x.dtype)
-    return jnp.repeat(mask, len(x) // len(mask)).astype(x.dtype).reshape(shape)
+        mean = x.mean(axes)
+        return mean, jnp.square(x - mean).mean(axes), float(math.prod(x.shape[:-1]))
+    is_real = jnp.repeat(mask, len(x) // len(mask)).reshape(-1, *[1] * (x.ndim - 1))
+    count = jnp.maximum(is_real.sum() * float(math.prod(x.shape[1:-1])), 1)
+    mean = jnp.where(is_real, x, 0).sum(axes) / count
+    squares = jnp.where(is_real, jnp.square(x - mean), 0)
+    return mean, squares.sum(axes) / count, count
 
 
 def momentum_of(module: _BatchNorm) -> Array | float:
