@@ -1,6 +1,8 @@
 """PyTorch modules as models: parameters, gradients, statistics and predictions are PyTorch's own."""
 
 import importlib.util
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -247,3 +249,35 @@ def sgd(batch_size=0, epochs=1):
 def clients_of(x, y, client, **options):
     options = {"standardize": False, "num_classes": 3} | options
     return pfl.Federation.from_arrays(x, y, client=np.asarray(client), **options)
+
+
+PAGE = Path(__file__).parents[2] / "docs/howto/from-pytorch.md"
+OPTIMIZERS = re.findall(r"^\| `(\w+\(.*?\))` \| `(optax\..*?\))`", PAGE.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("in_torch", "in_optax"), OPTIMIZERS)
+def test_optimizers_of_the_table_are_pytorch_s(in_torch, in_optax):
+    """Five steps on a quadratic, whose gradients are both small and large."""
+    curvature = np.array([0.1, 1.0, 3.0], np.float32)
+    weights = torch.tensor([2.0, -1.0, 0.5], requires_grad=True)
+    params = jnp.array([2.0, -1.0, 0.5])
+    clips = in_torch.startswith("clip_grad_norm_")
+    arguments = in_torch.partition("(")[2]
+    make = "SGD" if clips else in_torch.partition("(")[0]
+    options = {"lr": 0.1} if clips else eval(f"dict({arguments}")
+    optimizer = getattr(torch.optim, make)([weights], **options)
+    transform = eval(in_optax, {"optax": optax})
+    state = transform.init(params)
+    for _ in range(5):
+        optimizer.zero_grad()
+        (torch.from_numpy(curvature) * weights**2 / 2).sum().backward()
+        if clips:
+            torch.nn.utils.clip_grad_norm_([weights], 1.0)
+        optimizer.step()
+        updates, state = transform.update(curvature * params, state, params)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(params, weights.detach().numpy(), rtol=2e-4, atol=1e-6)
+
+
+def test_the_table_has_rows():
+    assert len(OPTIMIZERS) >= 9
