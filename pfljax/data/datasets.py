@@ -237,9 +237,7 @@ def or_torch_data(read: Callable[..., Federation]) -> Callable[..., Federation]:
     ) -> Federation:
         if not is_torch_data(file):
             return read(file, num_clients, partition, **options)
-        return Federation.from_arrays(
-            file, num_clients=num_clients, partition=partition, **options
-        )
+        return Federation.from_arrays(file, num_clients=num_clients, partition=partition, **options)
 
     return call
 

@@ -432,7 +432,9 @@ class Federation:
         splits = make_splits(splits, options, official_test=is_test is not None)
         if is_torch_data(x):
             if y is not None:
-                raise ArgumentError("y", "accepted with arrays; x is a data set with targets of its own")
+                raise ArgumentError(
+                    "y", "accepted with arrays; x is a data set with targets of its own"
+                )
             if channels_first is None:
                 channels_first = True
             x, y, clients = read_torch(x)

@@ -19,6 +19,7 @@ from pfljax.models.networks import (
 )
 from pfljax.models.pytorch import from_torch
 from pfljax.models.recurrent import CharacterLSTM
+from pfljax.models.torchvision import PretrainedMobileNetV2, PretrainedResNet
 from pfljax.models.transformers import STYLES, Transformer, ViT
 
 __all__ = [
@@ -38,6 +39,8 @@ __all__ = [
     "Model",
     "Networks",
     "PflResearchCNN",
+    "PretrainedMobileNetV2",
+    "PretrainedResNet",
     "ResNet",
     "ResNet18",
     "Transformer",

@@ -338,6 +338,12 @@ class Frozen:
         return self._cache[key]
 
 
+def tensor_to_array(tensor: Any) -> np.ndarray:
+    """A tensor of PyTorch as an array; short floats, which NumPy lacks, become float32."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+
+
 def named(shapes: Mapping[Path, Any], most: int = 12) -> str:
     """The first names of a network's parameters."""
     names = ["/".join(path) for path in shapes]
@@ -367,7 +373,6 @@ def named_leaves(frozen: Any) -> dict[Path, Any]:
         if hasattr(leaf, "detach"):  # a tensor of PyTorch, whose name joins those of modules
             joined = ".".join(names)
             names = tuple(joined.split("/" if joined.startswith(f"{SCALING}/") else "."))
-            leaf = leaf.detach().cpu()
-            leaf = (leaf.float() if leaf.is_floating_point() else leaf).numpy()
+            leaf = tensor_to_array(leaf)
         leaves[names] = leaf
     return leaves

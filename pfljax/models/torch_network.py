@@ -139,7 +139,9 @@ def group_norm(
 
 
 ENV = new_environment()
-LOCK = threading.RLock()  # programs are traced in several threads, but a module has one set of parameters at a time
+LOCK = (
+    threading.RLock()
+)  # programs are traced in several threads, but a module has one set of parameters at a time
 
 
 class TorchNetwork(Network):
