@@ -374,7 +374,8 @@ class Result:
 
         The module takes x as `predict` does. If training standardized x, the module does so first, with the statistics
         in its variables' collection "scaling" (for PyTorch, in buffers "scaling/mean/x" and "scaling/std/x", which
-        `load_state_dict` of your own module does not accept: it would not standardize). A `Model` made of them is trained further with the same statistics.
+        `load_state_dict` of your own module does not accept: it would not standardize). A `Model` made of them is
+        trained further with the same statistics.
 
         Args:
             client: The client's number, 0 to K - 1, or its name.

@@ -374,9 +374,9 @@ class Federation:
 
         Args:
             x: (n, *features) numbers; or a dict, tuple or named tuple of such arrays, which the model receives as well.
-                Or a Dataset or DataLoader of PyTorch with pairs (x, y), all of which are read once; or a list or dict of
-                these, one for each client.
-            y: Only without PyTorch's data sets. (n,) targets: integers are classes 0..C-1; strings are classes in sorted order, with their names in
+                Or, without y, a Dataset or DataLoader of PyTorch with pairs (x, y), all of which are read once; or a
+                list or dict of these, one for each client.
+            y: (n,) targets: integers are classes 0..C-1; strings are classes in sorted order, with their names in
                 `class_names` (predictions stay numbers); floats are regression targets (unless `num_classes` is given).
                 Or (n, ...): a class for each position of a sequence or image, where negative ones are ignored; several
                 numbers to predict; or booleans (n, C), whether each of C labels applies.

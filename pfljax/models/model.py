@@ -52,8 +52,8 @@ class Model:
 
     Attributes:
         module: A Linen module; an NNX module, which is then the initial model; or a function of `rngs` that returns an
-            NNX module; or a PyTorch module or class of these, see `from_torch`. Training mode is passed to its call if that has an argument `train`, `training`, `is_training`,
-            `deterministic` or `use_running_average`.
+            NNX module; or a PyTorch module or class, see `from_torch`. Training mode is passed to a Flax module's call
+            if that has an argument `train`, `training`, `is_training`, `deterministic` or `use_running_average`.
         example_input: (B, *features), or a tree of such arrays; only shapes and dtypes are read. None: set from the
             data when a run is created. Where these are floats and the data integers, such as pixels, each mini-batch
             is converted.

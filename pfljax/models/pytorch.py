@@ -11,7 +11,7 @@ from pfljax.models.model import Model
 from pfljax.models.torch_modules import TorchModule, is_torch, is_torch_class, load_torch
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import nn  # pyright: ignore[reportMissingImports]
 
 
 def from_torch(
@@ -42,6 +42,21 @@ def from_torch(
     Raises:
         ArgumentError: if `module` is something else, nothing of it is trained, or PyTorch or torchax is not installed
             (the extra `torch`).
+
+    Examples:
+        >>> import numpy as np
+        >>> import pfljax as pfl
+        >>> from torch import nn
+        >>> network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
+        >>> model = pfl.models.from_torch(network)
+        >>> images = np.random.default_rng(0).normal(size=(40, 1, 6, 6))
+        >>> clients = pfl.Federation.from_arrays(
+        ...     images, np.arange(40) % 2, client=np.arange(40) // 10, channels_first=True
+        ... )
+        >>> result = pfl.Run(pfl.FedAvg(), clients, model).train(2, progress=False)
+        >>> module, state = result.export(client=1)
+        >>> type(module).__name__, state["3.weight"].shape
+        ('Sequential', torch.Size([2, 64]))
     """
     is_module = is_torch(module)
     if not is_module and not is_torch_class(module) and not callable(module):

@@ -87,12 +87,13 @@ def inside(module: Any) -> tuple[Any, Statistics | None]:
     if isinstance(module, Standardizing):
         return module.standardized_module, None
     if isinstance(module, TorchModule):
-        buffers = getattr(module.made_of, "_buffers", {})
+        made_of: Any = module.made_of
+        buffers = getattr(made_of, "_buffers", {})
         if not any(name.startswith(f"{SCALING}/") for name in buffers):
             return module, None
         from pfljax.models import torch_export  # imported lazily, since it needs PyTorch
 
-        unscaled, statistics = torch_export.inside(module.made_of)
+        unscaled, statistics = torch_export.inside(made_of)
         return TorchModule(unscaled), statistics
     if not is_flax(type(module), {"Module"}) or not hasattr(module, SCALING):
         return module, None

@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 import numpy as np
-import torch
-from torch import nn
+import torch  # pyright: ignore[reportMissingImports]
+from torch import nn  # pyright: ignore[reportMissingImports]
 
 from pfljax.contract.types import Array, Params, PyTree, Task
 from pfljax.models.standardizing import SCALING, Statistics, array_name
@@ -95,6 +95,8 @@ class Ensemble(nn.Module):
         members: The modules.
         weights: (J,) or (J, C) their weights.
     """
+
+    weights: torch.Tensor
 
     def __init__(
         self, members: Sequence[nn.Module], weights: Array, task: Task, drops_last: bool

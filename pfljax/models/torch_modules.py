@@ -14,7 +14,7 @@ from pfljax.contract.types import PyTree
 from pfljax.models.structure import Network
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import nn  # pyright: ignore[reportMissingImports]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

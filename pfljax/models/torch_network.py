@@ -19,9 +19,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+import torch  # pyright: ignore[reportMissingImports]
+from torch import nn  # pyright: ignore[reportMissingImports]
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportMissingImports]
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Mode, Params, PyTree
@@ -37,7 +37,7 @@ def import_torchax() -> Any:
 
     Its settings of JAX and of the environment are undone.
     """
-    overloads = torch._ops.OpOverloadPacket
+    overloads: Any = torch._ops.OpOverloadPacket
     look_up = overloads.__getattr__
 
     def look_up_or_name(packet: Any, name: str) -> Any:
@@ -404,12 +404,12 @@ def momentum_of(module: _BatchNorm) -> Array | float:
     if module.momentum is not None:
         return module.momentum
     # The mean over all steps
-    count = to_jax(module.num_batches_tracked) + 1
-    module.num_batches_tracked._elem = count
-    return 1 / count
+    tracked: Any = module.num_batches_tracked
+    tracked._elem = to_jax(tracked) + 1
+    return 1 / tracked._elem
 
 
-def update(running: torch.Tensor, value: Array, share: Array | float) -> None:
+def update(running: Any, value: Array, share: Array | float) -> None:
     """Moves a running statistic towards a value, in place."""
     old = to_jax(running)
     running._elem = ((1 - share) * old + share * value).astype(old.dtype)

@@ -7,6 +7,7 @@ the same networks with group norm.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 
@@ -97,7 +98,8 @@ class PretrainedResNet(nn.Module):
         check_images(x, 2)
         x = nn.Conv(self.width, (7, 7), 2, padding=3, use_bias=False, name="conv1")(x)
         x = nn.relu(norm("bn1", train)(x))
-        x = nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
+        margin: Any = ((1, 1), (1, 1))
+        x = nn.max_pool(x, (3, 3), (2, 2), padding=margin)
         for stage, num_blocks in enumerate(self.blocks):
             for number in range(num_blocks):
                 stride = 2 if stage > 0 and number == 0 else 1

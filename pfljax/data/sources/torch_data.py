@@ -34,11 +34,11 @@ class TorchData(NamedTuple):
 def is_data_set(value: Any) -> bool:
     """Whether a value is a Dataset or DataLoader of PyTorch."""
     names = {(base.__module__, base.__name__) for base in inspect.getmro(type(value))}
-    kinds = {
+    data_sets = {
         ("torch.utils.data.dataset", "Dataset"),
         ("torch.utils.data.dataloader", "DataLoader"),
     }
-    return not names.isdisjoint(kinds)
+    return not names.isdisjoint(data_sets)
 
 
 def is_torch_data(value: Any) -> bool:

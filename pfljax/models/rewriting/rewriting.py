@@ -314,7 +314,10 @@ def pooling(pool: Operation, slope: Operation | None, eqn: Any) -> Form | None:
         return None
     axes = [axis for axis in range(1, num_axes) if axis != channels]
     order = (0, *axes, channels)
-    windows = Windows(*[tuple(field[axis] for axis in axes) for field in fields])
+    size, strides, dilation, padding, spread = [
+        tuple(field[axis] for axis in axes) for field in fields
+    ]
+    windows = Windows(size, strides, dilation, padding, spread)
     shape = [eqn.invars[0].aval.shape[axis] for axis in axes]
     is_slow = slope is not None and set(windows.strides) == {1}
     is_tiled = slope is None and windows.tile(shape)
