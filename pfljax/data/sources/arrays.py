@@ -491,8 +491,8 @@ def _warn_of_channels(x: PyTree) -> None:
         if len(shape) == 4 and shape[1] in (1, 3) and shape[2] == shape[3] > 4:
             channels = f"{shape[3]} channels of {shape[1]} x {shape[2]} pixels"
             text = f"has shape {shape}, which is {channels}; if channels are first"
-            hint = f"pass channels_first=True for a PyTorch module, or {key}.transpose(0, 2, 3, 1)"
-            warn(key, f"{text}, {hint}")
+            hint = "for a PyTorch module, channels_first=True to Federation.from_arrays"
+            warn(key, f"{text}, pass {key}.transpose(0, 2, 3, 1) or, {hint}")
 
 
 def _check_finite(name: str, values: np.ndarray, rows: np.ndarray, fill: bool = False) -> None:
