@@ -54,7 +54,7 @@ def import_torchax() -> Any:
     telemetry_before = os.environ.get(telemetry)
     overloads.__getattr__ = look_up_or_name
     try:
-        import torchax
+        import torchax  # pyright: ignore[reportMissingImports]
 
         torchax.default_env()  # imports the operations
     finally:
