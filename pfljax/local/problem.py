@@ -211,7 +211,7 @@ class Problem(NamedTuple):
             common: Whether all models are equal, if `common_init` leaves it to the method.
 
         Raises:
-            ArgumentError: if models must differ but the model is a module of NNX or PyTorch, which is the initial model.
+            ArgumentError: if models must differ but the model is a module of NNX or PyTorch, itself the initial model.
         """
         common = common if self.common_init is None else self.common_init
         if self.model.network.fixed and not common and self.num_clients > 1:
