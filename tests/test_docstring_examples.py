@@ -30,6 +30,8 @@ PUBLIC_MODULES = [
     "pfljax.trackers",
 ]
 ALIASES = {"pfljax.training.tracking": ["Tracker"]}  # types with a docstring below them
+# Packages that are no part of the extra test, by the module whose examples need them.
+NEEDS = {"pfljax.models.pytorch": ("torch", "torchax")}
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 HEADING = "Examples:\n"
 
@@ -89,6 +91,9 @@ def examples_of_module(module):
 
 @pytest.mark.parametrize("name", modules_with_examples())
 def test_the_examples_of_a_module_run(name, tmp_path, monkeypatch):
+    for package in NEEDS.get(name, ()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs {package}")
     monkeypatch.chdir(tmp_path)
     tests = examples_of_module(importlib.import_module(name))
     runner = doctest.DocTestRunner(verbose=False, optionflags=FLAGS)

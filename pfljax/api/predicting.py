@@ -75,7 +75,7 @@ class Predictor:
         self._check_examples()
         model, algorithm, prediction = self._prediction(number)
         if algorithm.apply is not None:
-            text = "predicts with more than the outputs of its models, which is no Flax module"
+            text = "predicts with more than the outputs of its models, which no module computes"
             raise ArgumentError("client", f"{text}; use result.predict", client)
 
         # The models that count, or all that have a weight if these are several.

@@ -361,18 +361,21 @@ class Result:
         return self.predict(x)
 
     def export(self, client: int | str) -> tuple[Any, Any]:
-        """Returns what one client predicts with, as a Flax module and its variables.
+        """Returns what one client predicts with, as a Flax or PyTorch module and its variables.
 
         For a Linen module, `module.apply(variables, x)` gives the logits whose softmax is `predict(x, client)`, or the
         values for regression; the variables are its collections, batch statistics among them. An NNX module has the
-        client's parameters, in inference mode, and its variables are its `nnx.State` without random streams.
+        client's parameters, in inference mode, and its variables are its `nnx.State` without random streams. A PyTorch
+        module is a copy with the client's parameters, in evaluation mode, and its variables are its `state_dict`.
 
         If the client predicts with a mixture of several models, as in FedEM and FedeRiCo, the module is an ensemble:
         its variables are those of the members, stacked along a leading axis, and their weights in the collection
-        "ensemble" (for NNX, `module.members` and `module.weights`). Its outputs are those of the mixture.
+        "ensemble" (for NNX and PyTorch, `module.members` and `module.weights`). Its outputs are those of the mixture.
 
         The module takes x as `predict` does. If training standardized x, the module does so first, with the statistics
-        in its variables' collection "scaling". A `Model` made of them is trained further with the same statistics.
+        in its variables' collection "scaling" (for PyTorch, in buffers "scaling/mean/x" and "scaling/std/x", which
+        `load_state_dict` of your own module does not accept: it would not standardize). A `Model` made of them is
+        trained further with the same statistics.
 
         Args:
             client: The client's number, 0 to K - 1, or its name.

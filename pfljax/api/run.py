@@ -34,6 +34,7 @@ from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
 from pfljax.models.groups import Networks, grouped, modules_of
 from pfljax.models.standardizing import array_name, inside
+from pfljax.models.torch_modules import wrapped
 from pfljax.planner.profiling import profiler
 from pfljax.run.experiment import Execution, Experiment, NeverTrained
 from pfljax.run.replicates import check_alike
@@ -493,7 +494,9 @@ def scaled_as(model: Any, clients: Federation) -> Federation:
     """
     if isinstance(model, Mapping | Networks):
         return clients
-    statistics = model.input_statistics if isinstance(model, models.Model) else inside(model)[1]
+    statistics = (
+        model.input_statistics if isinstance(model, models.Model) else inside(wrapped(model))[1]
+    )
     if not statistics:
         return clients
     used = set()
@@ -505,7 +508,10 @@ def scaled_as(model: Any, clients: Federation) -> Federation:
             return None
         used.add(name)
         values = np.asarray(statistics[kind][name], np.float64)
-        if values.ndim and values.shape != x.shape[x.ndim - values.ndim :]:
+        expected = x.shape[x.ndim - values.ndim :]
+        if values.shape[1:] == (1,) * len(values.shape[1:]):  # channels first
+            expected = (*expected[:1], *values.shape[1:])
+        if values.shape != expected:
             shape = x.shape[2:]
             text = f"standardizes {name} with statistics of shape {values.shape}; the clients' examples have {shape}"
             raise ArgumentError("model", text)

@@ -27,6 +27,8 @@ EXTRA_OF = {  # package -> the extra that installs it
     "submitit": "cluster",
     "tensorboardX": "tensorboard",
     "tensorflow_datasets": "tfds",
+    "torch": "torch",
+    "torchax": "torch",
     "wandb": "wandb",
 }
 

@@ -20,6 +20,7 @@ from pfljax.data.sources.arrays import TaskName
 from pfljax.data.sources.builtin import SyntheticLabels
 from pfljax.data.sources.formats import FORMATS
 from pfljax.data.sources.source import Fraction
+from pfljax.data.sources.torch_data import is_torch_data
 from pfljax.data.splits import Splits, make_splits
 from pfljax.data.variants import SIDE, split_unseen
 from pfljax.settings import recorded
@@ -224,6 +225,24 @@ def npz(
     return load(source, partition, splits, num_clients=num_clients, seed=seed)
 
 
+def or_torch_data(read: Callable[..., Federation]) -> Callable[..., Federation]:
+    """A function that reads files, and takes PyTorch's data sets in place of a file, too."""
+
+    @functools.wraps(read)
+    def call(
+        file: Any,
+        num_clients: int | None = None,
+        partition: Choice | None = None,
+        **options: Any,
+    ) -> Federation:
+        if not is_torch_data(file):
+            return read(file, num_clients, partition, **options)
+        return Federation.from_arrays(file, num_clients=num_clients, partition=partition, **options)
+
+    return call
+
+
+@or_torch_data
 @renamed_arguments(kind="format")
 @functools.partial(data_set, further=[file_format.read for file_format in FORMATS.values()])
 def read(
@@ -242,7 +261,8 @@ def read(
     or a `test_fraction` is given.
 
     Args:
-        file: Path of the file or folder.
+        file: Path of the file or folder. Or a Dataset or DataLoader of PyTorch, which `Federation.from_arrays` reads,
+            with its arguments.
         num_clients: K; None: all clients in the file, or 16 if it names none.
         partition: Partition of the examples among clients; None: natural if the file names clients, otherwise two label
             groups (random for regression).

@@ -24,6 +24,7 @@ from pfljax.data.dealing import Assignment
 from pfljax.data.former import renamed_arguments
 from pfljax.data.sources.arrays import TaskName, as_arrays, make_source
 from pfljax.data.sources.source import Scaling, Source, generator
+from pfljax.data.sources.torch_data import is_torch_data, read_torch
 from pfljax.data.splits import Splits, make_splits, split_within_clients
 from pfljax.settings.fields import NumClients, Seed, checked, hyperparameter
 
@@ -345,7 +346,7 @@ class Federation:
     def from_arrays(
         cls,
         x: Annotated[Any, hyperparameter(accepted="an array, or a dict or tuple of arrays")],
-        y: AnyArray,
+        y: AnyArray | None = None,
         client: AnyArray | None = None,
         *,
         num_clients: NumClients | None = None,
@@ -357,6 +358,7 @@ class Federation:
         task: TaskName = "auto",
         ignored_index: int | None = None,
         standardize: bool = True,
+        channels_first: bool | None = None,
         name: str = "arrays",
         splits: Splits | None = None,
         **options: Any,
@@ -373,6 +375,8 @@ class Federation:
 
         Args:
             x: (n, *features) numbers; or a dict, tuple or named tuple of such arrays, which the model receives as well.
+                Or, without y, a Dataset or DataLoader of PyTorch with pairs (x, y), all of which are read once; or a
+                list or dict of these, one for each client.
             y: (n,) targets: integers are classes 0..C-1; strings are classes in sorted order, with their names in
                 `class_names` (predictions stay numbers); floats are regression targets (unless `num_classes` is given).
                 Or (n, ...): a class for each position of a sequence or image, where negative ones are ignored; several
@@ -394,6 +398,8 @@ class Federation:
             standardize: Whether to scale each feature (each channel of images) to mean 0 and standard deviation 1,
                 measured on the clients' training examples. The model does so: `predict` and all else take x as it is
                 given here. Integers other than uint8 may be tokens and are never scaled.
+            channels_first: Whether images are (n, channels, height, width), as PyTorch's networks take them. None: if
+                they come from PyTorch's data sets.
             name: Name for titles.
             splits: Splits of each client's examples.
             **options: Fields of `Splits` that override those of `splits`.
@@ -427,6 +433,20 @@ class Federation:
             text = "is_test says which examples are for testing; name one of the two"
             raise ArgumentError("test_fraction", text)
         splits = make_splits(splits, options, official_test=is_test is not None)
+        if is_torch_data(x):
+            if y is not None:
+                raise ArgumentError(
+                    "y", "accepted with arrays; x is a data set with targets of its own"
+                )
+            if channels_first is None:
+                channels_first = True
+            x, y, clients = read_torch(x)
+            if clients is not None and client is not None:
+                text = "accepted with one data set; x has one for each client"
+                raise ArgumentError("client", text)
+            client = clients if clients is not None else client
+        if y is None:
+            raise ArgumentError("y", "is missing; accepted: the targets of the examples in x")
         if num_classes is not None and task == "auto":
             task = "classification"
         source = make_source(
@@ -436,6 +456,7 @@ class Federation:
             ignored_index=ignored_index,
             images=False,
             standardize=standardize,
+            channels_first=bool(channels_first),
             name=name,
         )
         federation = load(source, partition, splits, num_clients=num_clients, seed=seed)

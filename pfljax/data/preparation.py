@@ -95,7 +95,8 @@ def scaling(
         mean = None
         std = None
         if standardize:
-            mean, std = _measure(leaf, rows, fill, columns)
+            has_channels_first = source.channels_first and leaf.ndim > 2
+            mean, std = _measure(leaf, rows, fill, columns, has_channels_first)
             # Columns of 0 and 1 are not scaled.
             if one_hot is not None:
                 mean = np.where(one_hot, 0, mean)
@@ -149,22 +150,33 @@ def _blocks(rows: np.ndarray) -> list[np.ndarray]:
 
 
 def _measure(
-    x: Any, rows: np.ndarray, fill: np.ndarray | None, columns: np.ndarray | None
+    x: Any,
+    rows: np.ndarray,
+    fill: np.ndarray | None,
+    columns: np.ndarray | None,
+    channels_first: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of some rows of x (n, *features), one of each for gray images (n, rows, columns)."""
+    """Mean and standard deviation of some rows of x (n, *features), one of each for gray images (n, rows, columns).
+
+    With `channels_first`, x is (n, C, *S), and they are (C, 1, ...).
+    """
     # A file is sampled evenly.
     if in_file(x):
         rows = rows[:: -(-len(rows) // SAMPLE)]
-    is_gray = x.dtype == np.uint8 and x.ndim == 3
+    is_gray = x.dtype == np.uint8 and x.ndim == 3 and not channels_first
     axes = tuple(range(x.ndim if is_gray else x.ndim - 1))
+
+    def values_of(rows: np.ndarray) -> np.ndarray:
+        values = complete(x[rows].astype(np.float64), fill, columns)
+        return np.moveaxis(values, 1, -1) if channels_first else values
 
     def blocks() -> Iterator[np.ndarray]:
         for block in _blocks(rows):
-            yield complete(x[block].astype(np.float64), fill, columns)
+            yield values_of(block)
             release(x)
 
     # Differences from a first number make a constant's deviation exactly 0.
-    first = complete(x[rows[:1]].astype(np.float64), fill, columns)
+    first = values_of(rows[:1])
     origin = first.flat[0] if is_gray else first.reshape(-1, first.shape[-1])[0]
     count = len(rows) * first.size // origin.size
     total = np.zeros(())
@@ -177,4 +189,8 @@ def _measure(
         squares = squares + np.square(values - mean).sum(axes)
     std = np.sqrt(squares / count)
     # A constant feature becomes 0.
-    return mean, np.where(std > 0, std, 1)
+    std = np.where(std > 0, std, 1)
+    if channels_first:
+        shape = (-1, *[1] * (x.ndim - 2))
+        return mean.reshape(shape), std.reshape(shape)
+    return mean, std

@@ -47,6 +47,7 @@ from pfljax.exchange.rounds import make_round
 from pfljax.folder import host_code
 from pfljax.folder.host_code import content
 from pfljax.local.problem import Problem, watched
+from pfljax.models.torch_modules import written_by_user
 from pfljax.run.experiment import Experiment
 from pfljax.stores import serving
 
@@ -164,7 +165,7 @@ def program(
         "settings": JAX's own settings on which random numbers and products depend.
     """
     planned = experiment.planned if planned is None else planned
-    modules = [model.module for model in experiment.problem.models]
+    modules = [written_by_user(model.module) for model in experiment.problem.models]
     objects: list[Any] = [experiment.method, *modules]
     local = experiment.local
     if local is not None:

@@ -53,12 +53,20 @@ def move_and_flip(x: Array, moves: Array, flips: Array) -> Array:
     return jnp.where(is_inside[..., None], pixels, 0)
 
 
-def augmentation(name: str, inputs: PyTree) -> Callable[[Key, Array], Array] | None:
+def crop_flip_channels_first(key: Key, x: Array) -> Array:
+    """As `crop_flip`, for images (B, C, H, W)."""
+    return jnp.moveaxis(crop_flip(key, jnp.moveaxis(x, 1, -1)), -1, 1)
+
+
+def augmentation(
+    name: str, inputs: PyTree, channels_first: bool = False
+) -> Callable[[Key, Array], Array] | None:
     """Returns the function that augments a mini-batch's inputs (B, *features); None for "none".
 
     Args:
         name: One of `Augment`.
         inputs: The inputs' shape (B, *features), or a tree of shapes.
+        channels_first: Whether images are (B, C, H, W) instead of (B, H, W, C).
 
     Raises:
         ArgumentError: if the inputs are not images.
@@ -67,6 +75,7 @@ def augmentation(name: str, inputs: PyTree) -> Callable[[Key, Array], Array] | N
         return None
     if getattr(inputs, "ndim", None) != 4:
         shapes = jax.tree.map(lambda leaf: leaf.shape[1:], inputs)
-        text = "needs images (height, width, channels)"
+        axes = "channels, height, width" if channels_first else "height, width, channels"
+        text = f"needs images ({axes})"
         raise ArgumentError("augment", f"{text}; accepted for inputs of shape {shapes}: none", name)
-    return crop_flip
+    return crop_flip_channels_first if channels_first else crop_flip

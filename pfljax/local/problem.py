@@ -211,11 +211,15 @@ class Problem(NamedTuple):
             common: Whether all models are equal, if `common_init` leaves it to the method.
 
         Raises:
-            ArgumentError: if models must differ but the model is an NNX module, which is itself the initial model.
+            ArgumentError: if models must differ but the model is a module of NNX or PyTorch, itself the initial model.
         """
         common = common if self.common_init is None else self.common_init
         if self.model.network.fixed and not common and self.num_clients > 1:
-            text = "is one NNX module, but initial models must differ; accepted: a function of rngs that creates it"
+            accepted = "a function of rngs that creates it"
+            if self.model.channels_first:
+                accepted = "its class, or a function that creates it"
+            kind = "PyTorch" if self.model.channels_first else "NNX"
+            text = f"is one {kind} module, but initial models must differ; accepted: {accepted}"
             raise ArgumentError("model", text)
         return self.model.init(
             jax.random.fold_in(key, jnp.zeros_like(number) if common else number)

@@ -143,7 +143,9 @@ class LocalTraining:
             privacy=self.privacy,
             keyed=model.network.stochastic or statistics is not None,
             statistics=statistics,
-            augment=augmentation.augmentation(self.augment, model.example_input),
+            augment=augmentation.augmentation(
+                self.augment, model.example_input, model.channels_first
+            ),
         )
 
 

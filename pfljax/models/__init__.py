@@ -18,7 +18,9 @@ from pfljax.models.networks import (
     ResNet,
     ResNet18,
 )
+from pfljax.models.pytorch import from_torch
 from pfljax.models.recurrent import CharacterLSTM
+from pfljax.models.torchvision import PretrainedMobileNetV2, PretrainedResNet
 from pfljax.models.transformers import STYLES, Transformer, ViT
 
 __all__ = [
@@ -39,12 +41,15 @@ __all__ = [
     "Networks",
     "PFLlibCNN",
     "PflResearchCNN",
+    "PretrainedMobileNetV2",
+    "PretrainedResNet",
     "ResNet",
     "ResNet18",
     "Transformer",
     "ViT",
     "adapters",
     "build",
+    "from_torch",
     "make",
     "weights",
 ]

@@ -24,6 +24,7 @@ from pfljax.models.model import ACCEPTED, FLOAT32, Model, module_of
 from pfljax.models.rewriting import equations
 from pfljax.models.standardizing import inside
 from pfljax.models.structure import is_flax
+from pfljax.models.torch_modules import TorchModule, name_of, wrapped
 from pfljax.settings.fields import in_their_case, nearest
 
 
@@ -229,7 +230,7 @@ def build(
     if task == "regression":
         outputs = target_shape[0] if target_shape is not None and len(target_shape) == 1 else 1
     factory, _ = inside(module_of(model))
-    name = str(name or getattr(factory, "__name__", type(factory).__name__))
+    name = str(name or name_of(factory))
     module = called(factory, outputs, name)
     if isinstance(module, nn.Module) and getattr(module, "outputs", outputs) is None:
         module = module.clone(outputs=outputs)
@@ -308,24 +309,34 @@ def arguments(factory: Callable) -> Mapping[str, inspect.Parameter]:
 
 def called(factory: Any, outputs: int, name: str) -> Any:
     """Calls a function of the number of classes; returns its module or function of `rngs`."""
+    if isinstance(factory, TorchModule):
+        if factory.is_module:
+            return factory
+        return TorchModule(with_outputs(factory.made_of, outputs, name))
     if not callable(factory) or is_flax(type(factory), {"Module"}):
         return factory
+    factory = with_outputs(factory, outputs, name)
     try:
-        names = arguments(factory)
-    except (TypeError, ValueError) as error:
-        raise ArgumentError("model", f"accepted: {ACCEPTED}", name) from error
-    if "num_classes" in names:
-        factory = functools.partial(factory, num_classes=outputs)
-    elif any(is_required(argument) for argument in names.values()):
-        factory = functools.partial(factory, outputs)
-    try:
-        return factory if "rngs" in names else factory()
+        return factory if "rngs" in arguments(factory) else wrapped(factory())
     except ArgumentError:
         raise
     except Exception as error:  # a user's function
         line = (str(error).splitlines() or [""])[0]
         text = f"raised {type(error).__name__}: {line}; accepted: {ACCEPTED}"
         raise ArgumentError("model", text, name) from error
+
+
+def with_outputs(factory: Callable, outputs: int, name: str) -> Callable:
+    """A function with the number of classes set, if it has an argument for it."""
+    try:
+        names = arguments(factory)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError("model", f"accepted: {ACCEPTED}", name) from error
+    if "num_classes" in names:
+        return functools.partial(factory, num_classes=outputs)
+    if any(is_required(argument) for argument in names.values()):
+        return functools.partial(factory, outputs)
+    return factory
 
 
 def is_required(argument: inspect.Parameter) -> bool:
@@ -376,7 +387,10 @@ def failure(model: Model, inputs: PyTree, error: Exception) -> str:
     dtype = "" if model.dtype == FLOAT32 else f" in {model.dtype}"
     line = (str(error).splitlines() or [""])[0]
     hint = ""
-    if len(getattr(inputs, "shape", ())) == 3:
+    num_axes = len(getattr(inputs, "shape", ()))
+    if num_axes == 4 and model.channels_first:
+        hint = "; PyTorch's convolutions take channels first, x (n, channels, height, width)"
+    elif num_axes == 3:
         hint = "; if x has images, add an axis for their channels, as x[..., None] does"
     return f"fails on inputs of shape {shapes}{dtype}: {line}{hint}"
 

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from pfljax.contract.types import Array, PyTree, Task
 from pfljax.models.standardizing import SCALING
 from pfljax.models.structure import flags
+from pfljax.models.torch_modules import is_torch
 
 ENSEMBLE = "ensemble"
 WEIGHTS = "weights"
@@ -107,6 +108,11 @@ def ensemble(
         drops_last: See `Ensemble`.
     """
     module = exported[0][0]
+    if is_torch(module):
+        from pfljax.models import torch_export  # imported lazily, since it needs PyTorch
+
+        members = [member for member, _ in exported]
+        return torch_export.ensemble(members, weights, task, drops_last)
     if not isinstance(module, nn.Module):
         from pfljax.models import nnx  # imported lazily, since it is slow
 

@@ -23,8 +23,9 @@ from pfljax.contract.types import Array, Factors, Key, Mode, Params, PyTree
 from pfljax.models import standardizing
 from pfljax.models.adapters import A, B, Parameters, all_adaptations, as_adapters, itself
 from pfljax.models.low_rank import adapted, merged, uses
-from pfljax.models.standardizing import Statistics
+from pfljax.models.standardizing import SCALING, Statistics
 from pfljax.models.structure import Call, Network, Path, by_name, by_path, is_flax, nested
+from pfljax.models.torch_modules import is_torch
 
 PROMPT = "prompt"
 
@@ -240,7 +241,7 @@ class AdaptedNetwork(Network):
         """The frozen arrays in their type, and initial values of what is trained itself, as far as they fit."""
         shapes = by_name(self.base.shapes)
         source = self.frozen.source
-        values = self.frozen.values(shapes)
+        values = self.frozen.values(shapes, self.base.constants)
         missing = [path for path in shapes if path not in values and path not in retrained]
         if missing:
             names = ", ".join(f"{'/'.join(path)} {shapes[path].shape}" for path in missing[:8])
@@ -307,7 +308,7 @@ class Frozen:
     source = "frozen"
 
     def __init__(self, tree: Any):
-        """Takes a tree of arrays: Linen's variables or parameters, or an NNX state or module."""
+        """Takes a tree of arrays: Linen's variables or parameters, an NNX state or module, or PyTorch's state dict."""
         arrays = {path: np.asarray(value) for path, value in named_leaves(tree).items()}
         self._values, self._statistics = standardizing.split(arrays)
         self._cache: dict[Any, Any] = {}
@@ -317,22 +318,30 @@ class Frozen:
         """The means and standard deviations with which the network's inputs are standardized; {}: none come along."""
         return self._statistics
 
-    def values(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
-        """The arrays by path in a network with these shapes.
+    def values(
+        self, shapes: Mapping[Path, Any], constants: Collection[Path] = ()
+    ) -> dict[Path, np.ndarray]:
+        """The arrays by path in a network with these shapes, without its constants.
 
         Raises `ArgumentError` for an array that it does not have.
         """
         for path in self._values:
-            if path not in shapes:
+            if path not in shapes and path not in constants:
                 text = f"has {'/'.join(path)}, which the network lacks; it has {named(shapes)}"
                 raise ArgumentError("frozen", text)
-        return self._values
+        return {path: value for path, value in self._values.items() if path in shapes}
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """The result of `make`, which is called once for each key."""
         if key not in self._cache:
             self._cache[key] = make()
         return self._cache[key]
+
+
+def tensor_to_array(tensor: Any) -> np.ndarray:
+    """A tensor of PyTorch as an array; short floats, which NumPy lacks, become float32."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
 
 
 def named(shapes: Mapping[Path, Any], most: int = 12) -> str:
@@ -350,10 +359,20 @@ def named_leaves(frozen: Any) -> dict[Path, Any]:
         is_state = isinstance(frozen, nnx.State)
         state = frozen if is_state else nnx.state(frozen, nnx.Not(nnx.RngState))
         return {tuple(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
+    if is_torch(frozen):
+        frozen = frozen.state_dict()
     if not isinstance(frozen, Mapping):
         text = "accepted: a tree of arrays, such as a Linen module's variables"
         raise ArgumentError("frozen", text, type(frozen))
     variables = nn.unbox(dict(frozen))
     if isinstance(variables.get("params"), Mapping):
         variables = {**variables.pop("params"), **variables}
-    return {tuple(map(str, path)): leaf for path, leaf in by_name(variables).items()}
+    leaves = {}
+    for path, leaf in by_name(variables).items():
+        names = tuple(map(str, path))
+        if hasattr(leaf, "detach"):  # a tensor of PyTorch, whose name joins those of modules
+            joined = ".".join(names)
+            names = tuple(joined.split("/" if joined.startswith(f"{SCALING}/") else "."))
+            leaf = tensor_to_array(leaf)
+        leaves[names] = leaf
+    return leaves

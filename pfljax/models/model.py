@@ -26,6 +26,7 @@ from pfljax.models.rewriting import rewritten, slow_layers
 from pfljax.models.standardizing import Statistics
 from pfljax.models.structure import Network, Path, by_path
 from pfljax.models.tail import Tail
+from pfljax.models.torch_modules import TorchModule, network_of, wrapped
 
 FLOAT32 = "float32"
 Inputs = Tree[Num[Array, "B ..."]]
@@ -43,7 +44,7 @@ def renamed(old: str, new: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """A Flax module, Linen or NNX, and the meaning of its outputs.
+    """A module of Flax (Linen or NNX) or PyTorch, and the meaning of its outputs.
 
     Its parameters are one tree of arrays that includes everything training writes: batch statistics travel, are
     averaged and stored like parameters. In training mode, the gradient of the loss with respect to a statistic is
@@ -51,8 +52,8 @@ class Model:
 
     Attributes:
         module: A Linen module; an NNX module, which is then the initial model; or a function of `rngs` that returns an
-            NNX module. Training mode is passed to its call if that has an argument `train`, `training`, `is_training`,
-            `deterministic` or `use_running_average`.
+            NNX module; or a PyTorch module or class, see `from_torch`. Training mode is passed to a Flax module's call
+            if that has an argument `train`, `training`, `is_training`, `deterministic` or `use_running_average`.
         example_input: (B, *features), or a tree of such arrays; only shapes and dtypes are read. None: set from the
             data when a run is created. Where these are floats and the data integers, such as pixels, each mini-batch
             is converted.
@@ -103,7 +104,7 @@ class Model:
     def __post_init__(self):
         if self.frozen is not None and not isinstance(self.frozen, Frozen):
             object.__setattr__(self, "frozen", Frozen(self.frozen))
-        module, statistics = standardizing.inside(self.module)
+        module, statistics = standardizing.inside(wrapped(self.module))
         object.__setattr__(self, "module", module)
         object.__setattr__(self, "module_statistics", statistics or self.module_statistics)
         if self.frozen is None and self.trainable:
@@ -123,6 +124,11 @@ class Model:
         """
         statistics = None if self.frozen is None else self.frozen.statistics
         return statistics or self.module_statistics
+
+    @property
+    def channels_first(self) -> bool:
+        """Whether the network takes images (B, C, H, W), as PyTorch's do, instead of (B, H, W, C)."""
+        return isinstance(self.module, TorchModule)
 
     @functools.cached_property
     def network(self) -> Network:
@@ -146,6 +152,8 @@ class Model:
         example = jax.eval_shape(lambda x: x, self.example_input)
         if isinstance(self.module, nn.Module):
             return LinenNetwork(self.module, example)
+        if isinstance(self.module, TorchModule):
+            return network_of(self.module, example)
         if not callable(self.module):
             raise ArgumentError("model", f"accepted: {ACCEPTED}", type(self.module).__name__)
         from pfljax.models.nnx import NNXNetwork  # imported lazily, since it is slow
@@ -439,7 +447,10 @@ class Model:
         return jax.tree.map(fix, statistics, params)
 
 
-ACCEPTED = "a Flax module (Linen or NNX), a Model, or a function of num_classes, rngs or both that returns a module"
+ACCEPTED = (
+    "a Flax module (Linen or NNX), a torch.nn.Module, a Model, or a function of num_classes, rngs or both that returns "
+    "a module"
+)
 
 
 def widened(leaf: Array) -> Array:
@@ -449,8 +460,8 @@ def widened(leaf: Array) -> Array:
 
 
 def module_of(model: Any) -> Any:
-    """The module of a `Model`; anything else as it is."""
-    return model.module if isinstance(model, Model) else model
+    """The module of a `Model`; anything else as it is, a PyTorch module as a `TorchModule`."""
+    return model.module if isinstance(model, Model) else wrapped(model)
 
 
 def change(statistics: PyTree, params: Params, written: Params) -> Array:

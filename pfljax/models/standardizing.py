@@ -16,6 +16,7 @@ import numpy as np
 
 from pfljax.contract.types import Array, PyTree
 from pfljax.models.structure import Path, is_flax
+from pfljax.models.torch_modules import TorchModule, is_torch
 
 SCALING = "scaling"
 # "mean" and "std" -> an array by the name of each scaled array in x
@@ -72,6 +73,10 @@ def standardizing(module: Any, variables: Any, statistics: Statistics) -> tuple[
     if isinstance(module, nn.Module):
         scaling = jax.tree.map(jnp.asarray, statistics)
         return Standardizing(module), {**variables, SCALING: scaling}
+    if is_torch(module):
+        from pfljax.models import torch_export  # imported lazily, since it needs PyTorch
+
+        return torch_export.standardizing(module, statistics)
     from pfljax.models import nnx  # imported lazily, since it is slow
 
     return nnx.standardizing(module, statistics)
@@ -81,6 +86,15 @@ def inside(module: Any) -> tuple[Any, Statistics | None]:
     """The module inside a `standardizing` one, and its statistics if they are in the module; any other as it is."""
     if isinstance(module, Standardizing):
         return module.standardized_module, None
+    if isinstance(module, TorchModule):
+        made_of: Any = module.made_of
+        buffers = getattr(made_of, "_buffers", {})
+        if not any(name.startswith(f"{SCALING}/") for name in buffers):
+            return module, None
+        from pfljax.models import torch_export  # imported lazily, since it needs PyTorch
+
+        unscaled, statistics = torch_export.inside(made_of)
+        return TorchModule(unscaled), statistics
     if not is_flax(type(module), {"Module"}) or not hasattr(module, SCALING):
         return module, None
     from pfljax.models import nnx  # imported lazily, since it is slow
@@ -94,8 +108,9 @@ def split(values: Mapping[Path, Any]) -> tuple[dict[Path, Any], dict[str, dict[s
     statistics: dict[str, dict[str, Array]] = {}
     for path, value in values.items():
         if path[0] == SCALING:
-            _, statistic, *name = path
-            statistics.setdefault(statistic, {})["/".join(name)] = value
+            _, statistic, *names = path
+            name = "/".join(names).replace(":", ".")  # PyTorch's names of buffers have no "."
+            statistics.setdefault(statistic, {})[name] = value
         else:
             variables[path] = value
     return variables, statistics

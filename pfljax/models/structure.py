@@ -1,4 +1,4 @@
-"""A Flax module as pure functions, and the structure of its parameter tree: layers, normalizations and statistics.
+"""A module as pure functions, and the structure of its parameter tree: layers, normalizations and statistics.
 
 A path is a tuple of names, from the tree's root to a leaf or a branch.
 """
@@ -34,9 +34,9 @@ TRAINING = {
     "use_running_average": False,
 }
 
-# Names of Flax's classes, in Linen and NNX.
+# Names of classes of Flax (Linen and NNX) and PyTorch. `_NormBase` is that of batch and instance normalization there.
 DENSE = {"Dense", "Linear"}
-NORMS = {"BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm"}
+NORMS = {"BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm", "_NormBase"}
 
 
 @dataclasses.dataclass
@@ -50,7 +50,7 @@ class Call:
 
 
 class Network:
-    """A Flax module as pure functions.
+    """A Flax or PyTorch module as pure functions.
 
     Attributes:
         example: Shape and type of inputs (B, *features), or a tree of them.
@@ -58,6 +58,7 @@ class Network:
         statistics: Paths of the leaves that a forward pass in training mode writes.
         collections: Names of the tree's branches that have further leaves of the modules, such as batch statistics.
         fixed: Whether there is only one initial model, whatever the key.
+        constants: Paths of arrays that the module has, and that are no part of its parameters.
         frozen_on_host: Arrays that are not trained, on the host, once for all clients.
     """
 
@@ -66,6 +67,7 @@ class Network:
     statistics: frozenset[Path]
     collections: tuple[str, ...] = ()
     fixed: bool = False
+    constants: frozenset[Path] = frozenset()
     frozen_on_host: PyTree = ()
 
     @property
@@ -127,7 +129,7 @@ class Network:
 
     def dense(self, params: Params, x: PyTree, mode: Mode) -> list[tuple[Array, Array]]:
         """Inputs (B, F) and outputs (B, F') of each dense layer, at least one."""
-        calls = [call for call in self.calls(params, x, mode) if is_flax(call.kind, DENSE)]
+        calls = [call for call in self.calls(params, x, mode) if is_layer(call.kind, DENSE)]
         if not calls:
             raise ArgumentError("model", "has no dense layer, so it has no features")
         return [(call.args[0], call.returned) for call in calls]
@@ -141,7 +143,7 @@ class Network:
             path: Path, kind: type, fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
         ) -> Any:
             del path
-            if is_flax(kind, DENSE) and next(number) == last:
+            if is_layer(kind, DENSE) and next(number) == last:
                 return fn(features, *args[1:], **kwargs)
             return fn(*args, **kwargs)
 
@@ -184,7 +186,7 @@ class Network:
     def called(self) -> dict[Path, bool]:
         """Paths of the modules in the order of their first calls, and whether they normalize."""
         calls = self.calls_of_example()
-        return {call.path: is_flax(call.kind, NORMS) for call in calls}
+        return {call.path: is_layer(call.kind, NORMS) for call in calls}
 
     def calls_of_example(self) -> list[Call]:
         """The calls of modules in a forward pass of the example, with shapes in place of arrays."""
@@ -236,6 +238,13 @@ class Network:
 def is_flax(kind: type, names: Collection[str]) -> bool:
     """Whether a class is one of Flax's of these names, or a subclass; NNX, which is slow to import, is not needed."""
     bases = [base for base in kind.__mro__ if base.__module__.startswith("flax.")]
+    return any(base.__name__ in names for base in bases)
+
+
+def is_layer(kind: type, names: Collection[str]) -> bool:
+    """Whether a class is one of Flax's or PyTorch's of these names, or a subclass."""
+    libraries = ("flax.", "torch.nn.")
+    bases = [base for base in kind.__mro__ if base.__module__.startswith(libraries)]
     return any(base.__name__ in names for base in bases)
 
 

@@ -17,10 +17,18 @@ from pfljax.models.networks import check_images
 from pfljax.models.structure import UNSET
 
 Norm = Literal["layer", "rms"]
+
+
+def quick_gelu(x: Array) -> Array:
+    """CLIP's approximation of GELU."""
+    return x * jax.nn.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": jax.nn.gelu,
     "silu": jax.nn.silu,
+    "quick_gelu": quick_gelu,
 }
 DEEPEST = 1000  # blocks, which are traced one by one
 
@@ -43,6 +51,8 @@ class Style:
         qk_norm: Whether queries and keys are normalized.
         registers: Number of trained tokens of a ViT, next to the class token and the patches (Darcet et al., 2024).
         key_bias: Whether keys add a bias, if products do.
+        patch_bias: Whether the projection of a ViT's patches adds a bias.
+        input_norm: Whether a ViT's tokens are normalized before its blocks.
     """
 
     norm: Norm = "layer"
@@ -58,6 +68,8 @@ class Style:
     qk_norm: bool = False
     registers: int = 0
     key_bias: bool = True
+    patch_bias: bool = True
+    input_norm: bool = False
 
     def normalize(self, name: str) -> nn.Module:
         """A norm of this name."""
@@ -74,6 +86,7 @@ STYLES = {
     "vit": Style(),
     "dinov2": Style(layer_scale=True),
     "dinov3": Style(layer_scale=True, eps=1e-5, rotary=100.0, registers=4, key_bias=False),
+    "clip": Style(activation="quick_gelu", eps=1e-5, patch_bias=False, input_norm=True),
     "bert": Style(after=True, eps=1e-12),
     "gpt2": Style(activation="gelu_tanh", eps=1e-5),
     "qwen3": Style("rms", activation="silu", gated=True, bias=False, rotary=1e6, qk_norm=True),
@@ -228,7 +241,8 @@ class ViT(nn.Module):
 
         # A token of each patch, after the class token and registers.
         size = (self.patch, self.patch)
-        x = nn.Conv(self.width, size, size, "VALID", name="patches")(x)
+        bias = style.patch_bias
+        x = nn.Conv(self.width, size, size, "VALID", use_bias=bias, name="patches")(x)
         _, rows, columns, _ = x.shape
         x = x.reshape(x.shape[0], -1, self.width)
         init = nn.initializers.normal(0.02)
@@ -250,6 +264,8 @@ class ViT(nn.Module):
             angles = jnp.pad(angles, ((before, 0), (0, 0)))  # only patches have positions
         else:
             x = x + positions(self, x.shape[1], self.width)
+        if style.input_norm:
+            x = style.normalize("input_norm")(x)
         x = blocks(self, x, style, angles=angles)
         x = style.normalize("norm")(x)
         features = x[:, 0] if self.pool == "class" else x[:, before:].mean(1)

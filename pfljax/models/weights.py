@@ -1,4 +1,4 @@
-"""Pretrained weights from safetensors files, whatever their names and axes are.
+"""Pretrained weights from files of safetensors or PyTorch, whatever their names and axes are.
 
 A layout maps the names in a file to paths in a network. Those of published families are in `LAYOUTS`; each leads to the
 networks in `transformers`. A dict of the same form describes any other.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path as File
 from typing import Any
 
@@ -18,7 +18,7 @@ from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.paths import expanded
 from pfljax.models import standardizing
-from pfljax.models.frozen import Frozen, described, named, named_leaves
+from pfljax.models.frozen import Frozen, described, named, named_leaves, tensor_to_array
 from pfljax.models.standardizing import SCALING, Statistics
 from pfljax.models.structure import Path
 
@@ -34,6 +34,7 @@ def __dir__() -> list[str]:
 # " [..., 1/3]" of the last. Then the array is reshaped.
 Layout = Mapping[str, str | Sequence[str]]
 T = " ^T"  # PyTorch keeps a dense layer's weight as (outputs, inputs)
+PICKLED = (".pt", ".pth", ".bin")  # suffixes of PyTorch's files
 SLICE = re.compile(r"(.*) \[(\.\.\., )?(\d+)/(\d+)\]")
 
 
@@ -45,6 +46,16 @@ def layer(name: str, path: str, transposed: str = T) -> dict[str, str]:
 def norm(name: str, path: str) -> dict[str, str]:
     """A normalization layer of PyTorch's."""
     return {rf"{name}\.weight": f"{path}/scale", rf"{name}\.bias": f"{path}/bias"}
+
+
+def batch_norm(name: str, path: str) -> dict[str, str]:
+    """A batch normalization of PyTorch's, with its running statistics."""
+    return {
+        **norm(name, path),
+        rf"{name}\.running_mean": f"batch_stats/{path}/mean",
+        rf"{name}\.running_var": f"batch_stats/{path}/var",
+        rf"{name}\.num_batches_tracked": "",
+    }
 
 
 def attention(name: str, layers: str) -> dict[str, str]:
@@ -109,6 +120,71 @@ LAYOUTS: dict[str, Layout] = {
         **layer(r".*layer\.(\d+)\.mlp\.down_proj", f"{BLOCK}/mlp/down"),
         **norm(r"(?:model\.)?norm", "norm"),
     },
+    "clip": {
+        # transformers' names
+        r"vision_model\.embeddings\.class_embedding": "class_token",
+        r"vision_model\.embeddings\.position_embedding\.weight": "positions",
+        r"vision_model\.embeddings\.position_ids": "",
+        **layer(r"vision_model\.embeddings\.patch_embedding", "patches"),
+        **norm(r"vision_model\.pre_layrnorm", "input_norm"),
+        **attention(
+            r"vision_model\.encoder\.layers\.(\d+)\.self_attn", "q_proj k_proj v_proj out_proj"
+        ),
+        **norm(r"vision_model\.encoder\.layers\.(\d+)\.layer_norm1", f"{BLOCK}/attention_norm"),
+        **norm(r"vision_model\.encoder\.layers\.(\d+)\.layer_norm2", f"{BLOCK}/mlp_norm"),
+        **layer(r"vision_model\.encoder\.layers\.(\d+)\.mlp\.fc1", f"{BLOCK}/mlp/up"),
+        **layer(r"vision_model\.encoder\.layers\.(\d+)\.mlp\.fc2", f"{BLOCK}/mlp/down"),
+        **norm(r"vision_model\.post_layernorm", "norm"),
+        **layer("visual_projection", "head"),
+        # OpenAI's names
+        r"visual\.class_embedding": "class_token",
+        r"visual\.positional_embedding": "positions",
+        **layer(r"visual\.conv1", "patches"),
+        **norm(r"visual\.ln_pre", "input_norm"),
+        r"visual\.transformer\.resblocks\.(\d+)\.attn\.in_proj_weight": [
+            target + T for target in thirds("kernel")
+        ],
+        r"visual\.transformer\.resblocks\.(\d+)\.attn\.in_proj_bias": thirds("bias"),
+        **layer(r"visual\.transformer\.resblocks\.(\d+)\.attn\.out_proj", f"{BLOCK}/attention/out"),
+        **norm(r"visual\.transformer\.resblocks\.(\d+)\.ln_1", f"{BLOCK}/attention_norm"),
+        **norm(r"visual\.transformer\.resblocks\.(\d+)\.ln_2", f"{BLOCK}/mlp_norm"),
+        **layer(r"visual\.transformer\.resblocks\.(\d+)\.mlp\.c_fc", f"{BLOCK}/mlp/up"),
+        **layer(r"visual\.transformer\.resblocks\.(\d+)\.mlp\.c_proj", f"{BLOCK}/mlp/down"),
+        **norm(r"visual\.ln_post", "norm"),
+        r"visual\.proj": "head/kernel",
+        # the text encoder
+        r"text_model\..*|transformer\..*|token_embedding\..*|ln_final\..*": "",
+        r"positional_embedding|text_projection(\.weight)?|logit_scale": "",
+        r"input_resolution|context_length|vocab_size": "",
+    },
+    "resnet": {
+        **layer("conv1", "conv1"),
+        **batch_norm("bn1", "bn1"),
+        **layer(r"layer(\d)\.(\d+)\.conv(\d)", r"layer\1_\2/conv\3"),
+        **batch_norm(r"layer(\d)\.(\d+)\.bn(\d)", r"layer\1_\2/bn\3"),
+        **layer(r"layer(\d)\.(\d+)\.downsample\.0", r"layer\1_\2/downsample_conv"),
+        **batch_norm(r"layer(\d)\.(\d+)\.downsample\.1", r"layer\1_\2/downsample_bn"),
+        **layer("fc", "head"),
+    },
+    "mobilenet_v2": {
+        **layer(r"features\.0\.0", "first_conv"),
+        **batch_norm(r"features\.0\.1", "first_bn"),
+        # The block without expansion
+        **layer(r"features\.(1)\.conv\.0\.0", r"block_\1/depthwise_conv"),
+        **batch_norm(r"features\.(1)\.conv\.0\.1", r"block_\1/depthwise_bn"),
+        **layer(r"features\.(1)\.conv\.1", r"block_\1/project_conv"),
+        **batch_norm(r"features\.(1)\.conv\.2", r"block_\1/project_bn"),
+        # All other blocks
+        **layer(r"features\.(\d+)\.conv\.0\.0", r"block_\1/expand_conv"),
+        **batch_norm(r"features\.(\d+)\.conv\.0\.1", r"block_\1/expand_bn"),
+        **layer(r"features\.(\d+)\.conv\.1\.0", r"block_\1/depthwise_conv"),
+        **batch_norm(r"features\.(\d+)\.conv\.1\.1", r"block_\1/depthwise_bn"),
+        **layer(r"features\.(\d+)\.conv\.2", r"block_\1/project_conv"),
+        **batch_norm(r"features\.(\d+)\.conv\.3", r"block_\1/project_bn"),
+        **layer(r"features\.\d+\.0", "last_conv"),
+        **batch_norm(r"features\.\d+\.1", "last_bn"),
+        **layer(r"classifier\.1", "head"),
+    },
     "bert": {
         r".*embeddings\.word_embeddings\.weight": "embedding/embedding",
         r".*embeddings\.position_embeddings\.weight": "positions",
@@ -158,7 +234,9 @@ LAYOUTS: dict[str, Layout] = {
 
 
 class Saved(Frozen):
-    """Weights in a safetensors file, which is read when the network is known.
+    """Weights in a safetensors file or a state dict of PyTorch's, which is read when the network is known.
+
+    Files that end in .pt, .pth or .bin are read by PyTorch, with `weights_only=True`, which runs no code in them.
 
     Attributes:
         file: The file.
@@ -206,8 +284,10 @@ class Saved(Frozen):
             layout = LAYOUTS[layout]
         self.layout = layout or None
 
-    def values(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
-        return self.once(described(shapes), lambda: self._read(shapes))
+    def values(
+        self, shapes: Mapping[Path, Any], constants: Collection[Path] = ()
+    ) -> dict[Path, np.ndarray]:
+        return self.once(described(shapes), lambda: self._read(shapes, constants))
 
     @property
     def statistics(self) -> Statistics:
@@ -223,6 +303,8 @@ class Saved(Frozen):
 
     def _arrays(self, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]:
         """The file's arrays by name, as far as their names are wanted."""
+        if self.file.suffix in PICKLED:
+            return {name: array for name, array in self._unpickled().items() if wanted(name)}
         safetensors = optional.load("safetensors", "frozen")
         try:
             with safetensors.safe_open(self.file, framework="numpy") as file:
@@ -232,7 +314,24 @@ class Saved(Frozen):
             text = f"{self.source} is no safetensors file: {error}"
             raise ArgumentError("frozen", text, str(self.file)) from error
 
-    def _read(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
+    def _unpickled(self) -> dict[str, np.ndarray]:
+        """The arrays in a file of PyTorch's, which is read without running code in it."""
+        torch = optional.load("torch", "frozen")
+        accepted = "accepted: a state dict, as torch.save(module.state_dict(), path) writes it"
+        try:
+            state = torch.load(self.file, map_location="cpu", weights_only=True)
+        except Exception as error:
+            line = str(error).partition("\n")[0]
+            raise ArgumentError("frozen", f"{self.source}: {accepted} ({line})") from error
+        if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
+            state = state["state_dict"]
+        if not isinstance(state, Mapping) or not all(map(torch.is_tensor, state.values())):
+            raise ArgumentError("frozen", f"{self.source}: {accepted}")
+        return {name: tensor_to_array(tensor) for name, tensor in state.items()}
+
+    def _read(
+        self, shapes: Mapping[Path, Any], constants: Collection[Path]
+    ) -> dict[Path, np.ndarray]:
         """The arrays by path in a network with these shapes."""
 
         def wanted(name: str) -> bool:
@@ -242,6 +341,8 @@ class Saved(Frozen):
         for name, array in self._arrays(wanted).items():
             for target in self._targets(name):
                 path, value = placed(target, array)
+                if path in constants:
+                    continue
                 if path not in shapes:
                     text = f"{self.source}: {name} belongs to {'/'.join(path)}, which the network lacks"
                     raise ArgumentError("frozen", f"{text}; it has {named(shapes)}")
@@ -273,7 +374,9 @@ def as_bytes(variables: Any) -> bytes:
     save = optional.load("safetensors.numpy", "frozen").save
     arrays = {}
     for path, leaf in named_leaves(variables).items():
-        arrays["/".join(path)] = np.ascontiguousarray(leaf)
+        # A state dict of PyTorch's has the names that PyTorch expects.
+        name = ".".join(path) if ".".join(path) in variables else "/".join(path)
+        arrays[name] = np.ascontiguousarray(leaf)
     return save(arrays)
 
 

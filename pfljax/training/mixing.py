@@ -21,6 +21,7 @@ from pfljax.contract.types import Params, PyTree, Training
 from pfljax.exchange.views import map_examples
 from pfljax.local.solver import Solver
 from pfljax.models.model import Model
+from pfljax.models.torch_modules import name_of, written_by_user
 from pfljax.run.experiment import Experiment
 
 TOLERANCE = 1e-3  # of the largest output
@@ -35,7 +36,7 @@ def check(experiment: Experiment) -> None:
     Warns if, in training mode, anything depends on padding, and some client has mini-batches with padding.
     """
     for model in experiment.problem.models:
-        if type(model.module).__module__.startswith("pfljax."):
+        if type(written_by_user(model.module)).__module__.startswith("pfljax."):
             continue  # tests try those
         model = whole(model)
         form = _form(model)
@@ -48,7 +49,7 @@ def check(experiment: Experiment) -> None:
         network = model.network
         with use_frozen(network, network.on(experiment.problem.plan)):
             if mixes(model, params, x):
-                raise ArgumentError("model", f"{MIXES}{_hint(model)}", type(model.module).__name__)
+                raise ArgumentError("model", f"{MIXES}{_hint(model)}", name_of(model.module))
             padded = experiment.problem.solver.keyed and depends_on_padding(model, params, x)
         if padded:
             _warn_of_padding(experiment, model)
@@ -63,7 +64,7 @@ def _warn_of_padding(experiment: Experiment, model: Model) -> None:
     sizes = np.asarray(experiment.federation.train.size)
     num = unevenly_filled(experiment.problem.solver, sizes, experiment.problem.n_max)
     if num:
-        network = type(model.module).__name__
+        network = name_of(model.module)
         clients = f"as for {num} of {len(sizes)} clients here"
         warn("model", f"{network}: {PADDED}, {clients}")
 
@@ -73,8 +74,8 @@ MIXES = (
     "which are the first axis, apart"
 )
 PADDED = (
-    "in training mode, a layer other than Flax's BatchNorm sees the examples that fill mini-batches up, so a client's "
-    "training depends on the sizes of others wherever a mini-batch is filled up unevenly"
+    "in training mode, a layer other than BatchNorm of Flax or PyTorch sees the examples that fill mini-batches up, so "
+    "a client's training depends on the sizes of others wherever a mini-batch is filled up unevenly"
 )
 
 
@@ -205,7 +206,7 @@ def _form(model: Model) -> Any:
         return None
     leaves, structure = jax.tree.flatten(model.example_input)
     inputs = tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
-    form = (model.module, model.dtype, structure, inputs)
+    form = (written_by_user(model.module), model.dtype, structure, inputs)
     try:
         hash(form)
     except TypeError:

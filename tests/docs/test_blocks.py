@@ -1,6 +1,7 @@
 """Every code block of README and the docs runs: Python as written, commands as typed, both with fewer rounds."""
 
 import importlib
+import importlib.util
 import re
 import shlex
 import sys
@@ -99,6 +100,10 @@ WITH_CODE = [page for page in PAGES if any(language in SHORTER for language, _ i
 FIRST = ("README.md", "docs/quickstart.md", "docs/howto/method.md")
 
 
+# Packages that are no part of the extra test.
+NEEDS = {"docs/howto/from-pytorch.md": ("torch", "torchax")}
+
+
 def marks(page):
     return pytest.mark.slow if page in FIRST else pytest.mark.long
 
@@ -106,6 +111,9 @@ def marks(page):
 @pytest.mark.parametrize("page", [pytest.param(page, marks=marks(page)) for page in WITH_CODE])
 def test_the_blocks_of_a_page_run(page, folder, monkeypatch):
     """One after the other, the Python as one program, README's as it stands, with the pages of its runs."""
+    for package in NEEDS.get(page, ()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs {package}")
     if page != "README.md":
         monkeypatch.setattr(pfl.Result, "write_report", lambda result: result.out / "report.html")
     program = types.ModuleType("program")

@@ -1,6 +1,7 @@
 """The examples run, and reach what a user would expect of them."""
 
 import ast
+import importlib.util
 import inspect
 import re
 
@@ -44,6 +45,17 @@ def test_a_folder_of_pfllib_is_trained_on_with_its_own_tests(tmp_path):
         for client in range(6)
     ]
     assert result.clients.test.size.tolist() == sizes
+
+
+@pytest.mark.slow
+def test_a_pytorch_network_learns_and_is_one_again(capsys):
+    pytest.importorskip("torch", reason="needs the extra torch")
+    if importlib.util.find_spec("torchax") is None:
+        pytest.skip("needs the extra torch")
+    result = load("own_torch_model").main()
+    assert result.accuracy > 0.75  # chance is 0.2
+    (in_torch,) = re.findall(r"client 3 in PyTorch: accuracy (\S+)", capsys.readouterr().out)
+    assert float(in_torch) == pytest.approx(result.per_client_accuracy[3], abs=1e-3)
 
 
 @pytest.mark.long

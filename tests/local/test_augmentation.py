@@ -130,3 +130,12 @@ def test_it_is_for_images_only(shape):
         LocalTraining(augment="crop_flip").bind(model)
     with pytest.raises(ArgumentError, match=r"^augment=mirror: accepted: none, crop_flip"):
         LocalTraining(augment="mirror")  # pyright: ignore[reportArgumentType]
+
+
+def test_images_with_channels_first_are_moved_alike():
+    x = np.random.default_rng(0).normal(size=(5, 3, 9, 7)).astype(np.float32)
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    first = augmentation.augmentation("crop_flip", shape, channels_first=True)
+    last = augmentation.augmentation("crop_flip", shape)
+    moved = last(jax.random.key(3), x.transpose(0, 2, 3, 1))
+    np.testing.assert_array_equal(first(jax.random.key(3), x), moved.transpose(0, 3, 1, 2))

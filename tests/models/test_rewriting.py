@@ -139,6 +139,32 @@ def test_pooling_has_jax_s_values_and_gradients(pool, window, strides, padding):
     check(fn, x)
 
 
+@pytest.mark.parametrize("window", [(3, 2), (2, 3)])
+@pytest.mark.parametrize(
+    ("init", "combine"), [(-np.inf, jax.lax.max), (np.float32(0), jax.lax.add)]
+)
+def test_pooling_with_channels_before_the_images_is_rewritten(init, combine, window):
+    """As PyTorch's: (B, C, H, W)."""
+    x = np.random.default_rng(3).normal(size=(2, 3, 6, 6)).astype(np.float32)
+
+    def fn(x):
+        padding = ((0, 0), (0, 0), (1, 1), (0, 1))
+        return jax.lax.reduce_window(x, init, combine, (1, 1, *window), (1, 1, 2, 3), padding)
+
+    assert "reduce_window" not in text_of(rewritten(fn), x)
+    check(fn, x)
+
+
+@pytest.mark.parametrize("window", [(2, 1, 2), (2, 2, 1), (1, 2, 2)])
+def test_pooling_over_examples_or_channels_stays(window):
+    x = np.random.default_rng(3).normal(size=(4, 4, 4)).astype(np.float32)
+
+    def fn(x):
+        return jax.lax.reduce_window(x, -np.inf, jax.lax.max, window, window, "VALID")
+
+    assert "reduce_window" in text_of(rewritten(fn), x)
+
+
 @pytest.mark.slow
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(st.data())

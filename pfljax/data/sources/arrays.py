@@ -62,6 +62,7 @@ def make_source(
     standardize: bool = False,
     fill: bool = False,
     features: Features | None = None,
+    channels_first: bool = False,
     name: str,
 ) -> Source:
     """Checks arrays and makes a `Source` from them.
@@ -82,6 +83,7 @@ def make_source(
             uint8 are pixels.
         fill: Whether NaN in x are missing numbers, to be replaced by the mean of the training examples.
         features: The columns of x, if it was a table.
+        channels_first: Whether images in x are (n, channels, height, width).
         name: Name for titles.
 
     Raises:
@@ -103,6 +105,8 @@ def make_source(
     y, num_classes, task = targets(y, task, num_classes, ignored_index)
     rows = _with_targets(y, rows, task)
     is_test = _test_marks(arrays.get("is_test"), rows)
+    if not channels_first:
+        _warn_of_channels(arrays["x"])
     x, standardized = _inputs(arrays["x"], rows, images=images, standardize=standardize, fill=fill)
     client = None
     client_names = None
@@ -127,6 +131,7 @@ def make_source(
         client_names=client_names,
         standardize=standardized,
         fill=fill,
+        channels_first=channels_first,
         features=features,
         time=time,
     )
@@ -416,7 +421,6 @@ def _inputs(
         _check_numbers(key, leaf)
         values = leaf[rows]
         _check_finite(key, values, ids, fill=fill)
-        _warn_of_channels(key, values)
         is_standardized = standardize and _has_measurements(key, values)
         if is_standardized:
             values = _to_standardize(values)
@@ -502,12 +506,15 @@ def _warn_of_unscaled(key: str, x: np.ndarray) -> None:
     )
 
 
-def _warn_of_channels(key: str, x: np.ndarray) -> None:
+def _warn_of_channels(x: PyTree) -> None:
     """Warns of images with their channels first, such as PyTorch's: (n, 1 or 3, size, size)."""
-    if x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[2] == x.shape[3] > 4:
-        channels = f"{x.shape[3]} channels of {x.shape[1]} x {x.shape[2]} pixels"
-        text = f"has shape {x.shape}, which is {channels}"
-        warn(key, f"{text}; if channels are first, pass {key}.transpose(0, 2, 3, 1)")
+    for key, leaf in _leaves(x).items():
+        shape = leaf.shape
+        if len(shape) == 4 and shape[1] in (1, 3) and shape[2] == shape[3] > 4:
+            channels = f"{shape[3]} channels of {shape[1]} x {shape[2]} pixels"
+            text = f"has shape {shape}, which is {channels}; if channels are first"
+            hint = "for a PyTorch module, channels_first=True to Federation.from_arrays"
+            warn(key, f"{text}, pass {key}.transpose(0, 2, 3, 1) or, {hint}")
 
 
 def _check_finite(name: str, values: np.ndarray, rows: np.ndarray, fill: bool = False) -> None:

@@ -296,28 +296,49 @@ def by_stacks(
 
 
 def pooling(pool: Operation, slope: Operation | None, eqn: Any) -> Form | None:
-    """Pooling over views; None if windows span examples or channels, are too large, or overlap where XLA is faster."""
+    """Pooling over views; None if windows span examples or channels, are too large, or overlap where XLA is faster.
+
+    The channels are the last axis or, as in PyTorch, the one after the examples.
+    """
     params = eqn.params
     names = ("window_dimensions", "window_strides", "window_dilation", "padding", "base_dilation")
-    fields = {name: params[name] for name in names}
-    for name, field in fields.items():
-        neutral = (0, 0) if name == "padding" else 1
-        if (field[0], field[-1]) != (neutral, neutral):
-            return None
-    windows = Windows(*[field[1:-1] for field in fields.values()])
+    fields = [params[name] for name in names]
+    num_axes = len(params["window_dimensions"])
+    spatial = [axis for axis in range(num_axes) if not is_neutral(fields, axis)]
+    if 0 in spatial or len(spatial) > num_axes - 2:
+        return None
+    channels = num_axes - 1
+    if channels in spatial:
+        channels = 1
+    if channels in spatial:
+        return None
+    axes = [axis for axis in range(1, num_axes) if axis != channels]
+    order = (0, *axes, channels)
+    size, strides, dilation, padding, spread = [
+        tuple(field[axis] for axis in axes) for field in fields
+    ]
+    windows = Windows(size, strides, dilation, padding, spread)
+    shape = [eqn.invars[0].aval.shape[axis] for axis in axes]
     is_slow = slope is not None and set(windows.strides) == {1}
-    is_tiled = slope is None and windows.tile(eqn.invars[0].aval.shape[1:-1])
+    is_tiled = slope is None and windows.tile(shape)
     if set(windows.spread) != {1} or is_slow or not has_views(eqn, windows, is_tiled):
         return None
 
     def apply(x: Array) -> Array:
-        return pool(x, windows)
+        return transposed_back(pool(x.transpose(order), windows), order)
 
     def pull(dy: Array, x: Array) -> tuple[Array]:
         assert slope is not None
-        return slope(dy, x, windows)
+        (dx,) = slope(dy.transpose(order), x.transpose(order), windows)
+        return (transposed_back(dx, order),)
 
     return apply, derivative(apply) if slope is None else pull
+
+
+def is_neutral(fields: Sequence[Any], axis: int) -> bool:
+    """Whether windows have one position along an axis; the fields are as in `Windows`."""
+    size, stride, dilation, padding, spread = (field[axis] for field in fields)
+    return size == stride == dilation == spread == 1 and tuple(padding) == (0, 0)
 
 
 def outer_first(eqn: Any) -> Form | None:

@@ -1,0 +1,469 @@
+"""PyTorch modules as `Network`s, through torchax, which computes PyTorch's operations with JAX's.
+
+While a module runs, its parameters and buffers are JAX's arrays, and so is every tensor that it creates. Batch
+normalization is computed here: padding does not count, and its running statistics are PyTorch's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import math
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch  # pyright: ignore[reportMissingImports]
+from torch import nn  # pyright: ignore[reportMissingImports]
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportMissingImports]
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Array, Key, Mode, Params, PyTree
+from pfljax.models import torch_export
+from pfljax.models.structure import Around, Network, Path, by_name, key_and_mask, nested
+from pfljax.models.torch_modules import TorchModule, is_torch, name_of
+
+COUNT = "num_batches_tracked"  # of batch normalization, an integer
+
+
+def import_torchax() -> Any:
+    """Imports torchax, although it names operations that this version of PyTorch may not have.
+
+    Its settings of JAX and of the environment are undone.
+    """
+    overloads: Any = torch._ops.OpOverloadPacket
+    look_up = overloads.__getattr__
+
+    def look_up_or_name(packet: Any, name: str) -> Any:
+        try:
+            return look_up(packet, name)
+        except AttributeError:
+            if name.startswith("__"):
+                raise
+            return f"{packet}.{name}"  # a key in torchax's tables that nothing looks up
+
+    options = "jax_pjrt_client_create_options"
+    telemetry = "ENABLE_RUNTIME_UPTIME_TELEMETRY"
+    option_before = getattr(jax.config, options, None)
+    telemetry_before = os.environ.get(telemetry)
+    overloads.__getattr__ = look_up_or_name
+    try:
+        import torchax  # pyright: ignore[reportMissingImports]
+
+        torchax.default_env()  # imports the operations
+    finally:
+        overloads.__getattr__ = look_up
+        if option_before is not None:
+            jax.config.update(options, option_before)
+        if telemetry_before is None:
+            os.environ.pop(telemetry, None)
+    return torchax
+
+
+torchax = import_torchax()
+Tensor = torchax.tensor.Tensor
+View = torchax.view.View
+
+
+def new_environment() -> Any:
+    """The operations that modules are computed with: torchax's, and some that it lacks or computes otherwise."""
+    environment = torchax.tensor.Environment()
+
+    def random(draw: Callable[..., Array]) -> Callable[..., Any]:
+        """An operation that replaces a tensor's values by random ones: (key, shape, *args) -> values."""
+
+        def fill(tensor: torch.Tensor, *args: float, generator: Any = None, **kwargs: float) -> Any:
+            key = environment.get_and_rotate_prng_key(generator)
+            shape = to_jax(tensor).shape
+            return tensor.copy_(to_torch(draw(key, shape, *args, **kwargs)))
+
+        return fill
+
+    def normal(key: Key, shape: tuple[int, ...], mean: float = 0, std: float = 1) -> Array:
+        return mean + std * jax.random.normal(key, shape)
+
+    def cauchy(key: Key, shape: tuple[int, ...], median: float = 0, sigma: float = 1) -> Array:
+        return median + sigma * jax.random.cauchy(key, shape)
+
+    def exponential(key: Key, shape: tuple[int, ...], lambd: float = 1) -> Array:
+        return jax.random.exponential(key, shape) / lambd
+
+    def unsupported(name: str) -> Callable[..., Any]:
+        def fail(*args: Any, **kwargs: Any) -> Any:
+            del args, kwargs
+            raise torchax.tensor.OperatorNotFound(f"Operator with name {name} has no lowering")
+
+        return fail
+
+    aten = torch.ops.aten
+    in_place = torchax.ops.op_base.InplaceOp
+    for operation, function in {
+        aten.normal_: random(normal),
+        aten.cauchy_: random(cauchy),
+        aten.exponential_: random(exponential),
+        aten.erfinv_: in_place(aten.erfinv),
+        # torchax draws uniform floats here.
+        aten.random_: unsupported("aten::random_"),
+    }.items():
+        environment.override_op_definition(operation, function, is_view_op=True)
+    environment.override_op_definition(nn.functional.group_norm, group_norm)
+    return environment
+
+
+def group_norm(
+    x: torch.Tensor,
+    num_groups: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """Group normalization with the channels last inside, as convolutions have them: faster on CPUs than torchax's."""
+    values = jnp.moveaxis(to_jax(x), 1, -1)
+    groups = values.reshape(*values.shape[:-1], num_groups, -1)
+    exact = groups.astype(jnp.promote_types(values.dtype, jnp.float32))
+    axes = (*range(1, groups.ndim - 2), groups.ndim - 1)
+    mean = exact.mean(axes, keepdims=True)
+    var = jnp.square(exact - mean).mean(axes, keepdims=True)
+    normalized = ((exact - mean) * jax.lax.rsqrt(var + eps)).reshape(values.shape)
+    if weight is not None:
+        normalized = normalized * to_jax(weight)
+    if bias is not None:
+        normalized = normalized + to_jax(bias)
+    return to_torch(jnp.moveaxis(normalized.astype(values.dtype), -1, 1))
+
+
+ENV = new_environment()
+LOCK = (
+    threading.RLock()
+)  # programs are traced in several threads, but a module has one set of parameters at a time
+
+
+class TorchNetwork(Network):
+    """A PyTorch module.
+
+    Attributes:
+        module: The module, or the function that creates one.
+        template: A module with the same parameters, whose names and constants are used.
+    """
+
+    def __init__(self, module: TorchModule, example: PyTree):
+        self.module = module
+        self.example = example
+        self.fixed = module.is_module
+        self.template = new_template(module)
+        self._running = copy.deepcopy(self.template)
+        constants_to_arrays(self._running)
+
+        # Names in the module, by path in the tree of parameters.
+        self.names: dict[Path, str] = {}
+        shapes: dict[Path, jax.ShapeDtypeStruct] = {}
+        self._constants: dict[str, np.ndarray] = {}
+        for name, parameter in self.template.named_parameters():
+            self.names[path_of(name)] = name
+            shapes[path_of(name)] = shape_of(parameter)
+        written = self._written_buffers()
+        for name, buffer in self.template.named_buffers():
+            if name in written:
+                self.names[path_of(name)] = name
+                shapes[path_of(name)] = shape_of(buffer.float() if is_count(name) else buffer)
+            else:
+                self._constants[name] = array_of(buffer)
+        self.shapes = nested(shapes)
+        self.statistics = frozenset(map(path_of, written))
+        others = self.template.state_dict(keep_vars=True).keys() - set(self.names.values())
+        self.constants = frozenset(map(path_of, others))
+
+    def init(self, key: Key) -> Params:
+        if self.fixed:
+            source: Mapping[str, Any] = dict(self.template.named_parameters())
+            arrays = {name: jnp.asarray(array_of(tensor)) for name, tensor in source.items()}
+        else:
+            arrays = self._created(key)
+        leaves = {}
+        for path, name in self.names.items():
+            value = arrays.get(name)
+            if value is None:
+                value = jnp.asarray(array_of(self.template.get_buffer(name)))
+            leaves[path] = value.astype(by_name(self.shapes)[path].dtype)
+        return nested(leaves)
+
+    def _created(self, key: Key) -> dict[str, Array]:
+        """The parameters of a new module, whose random numbers depend on the key."""
+        with explained("creating a module"), interpreted(key):
+            module = self.module.made_of()
+            arrays = {}
+            for name, parameter in module.named_parameters():
+                arrays[name] = to_jax(parameter)
+        return arrays
+
+    def forward(
+        self, params: Params, x: PyTree, mode: Mode, around: Around | None = None
+    ) -> tuple[Array, Params]:
+        key, mask = key_and_mask(mode)
+        leaves = by_name(params)
+        arrays = {name: leaves[path] for path, name in self.names.items()}
+        outputs, buffers = self._run(arrays, x, key, mask, around)
+        if key is None:
+            return outputs, params
+        written = {path: buffers[self.names[path]] for path in self.statistics}
+        return outputs, nested(leaves | written)
+
+    def _run(
+        self,
+        arrays: Mapping[str, Array],
+        x: PyTree,
+        key: Key | None,
+        mask: Array | None = None,
+        around: Around | None = None,
+    ) -> tuple[Any, dict[str, Array]]:
+        """The outputs, and the buffers after the forward pass."""
+        with explained("its forward pass"), interpreted(key):
+            tensors = to_torch({**self._constants, **arrays})
+            self._running.train(key is not None)
+            with replacing(self._running, mask, around):
+                outputs = torch.func.functional_call(self._running, tensors, (to_torch(x),))
+            outputs = to_jax(outputs)
+            buffers = {name: to_jax(tensors[name]) for name, _ in self.template.named_buffers()}
+        return outputs, buffers
+
+    def _written_buffers(self) -> list[str]:
+        """Names of the buffers that a forward pass in training mode writes, but for counts that nothing reads."""
+        arrays = dict(self.template.named_parameters()) | dict(self.template.named_buffers())
+        names = [name for name, _ in self.template.named_buffers()]
+        unread = unread_counts(self.template)
+        written: list[str] = []
+
+        def run(arrays: dict[str, Array], x: PyTree, key: Key) -> None:
+            _, buffers = self._run(arrays, x, key)
+            written.extend(name for name in names if buffers[name] is not arrays[name])
+
+        if names:
+            shapes = {name: shape_of(tensor) for name, tensor in arrays.items()}
+            jax.eval_shape(run, shapes, self.example, jax.random.key(0))
+        return [name for name in written if name not in unread]
+
+    @property
+    def momenta(self) -> list[float]:
+        momenta = []
+        for inner in self.template.modules():
+            if isinstance(inner, _BatchNorm) and inner.momentum is not None:
+                momenta.append(1 - inner.momentum)
+        return momenta
+
+    def exported(self, params: Params) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+        return torch_export.loaded(self.template, params, self.names)
+
+
+def new_template(module: TorchModule) -> nn.Module:
+    """A module of PyTorch's own tensors on the host."""
+    if module.is_module:
+        return copy.deepcopy(module.made_of).cpu()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        new = module.made_of()
+    if not is_torch(new):
+        text = f"accepted: a function that returns a torch.nn.Module, not {type(new).__name__}"
+        raise ArgumentError("model", text, name_of(module))
+    return new.cpu()
+
+
+@contextlib.contextmanager
+def interpreted(key: Key | None) -> Iterator[None]:
+    """Within this context, PyTorch computes with JAX; its random numbers depend on the key."""
+    key = jax.random.key(0) if key is None else key
+    with LOCK, warnings.catch_warnings():
+        # PyTorch's integers have 64 bits, JAX's 32.
+        warnings.filterwarnings("ignore", "Explicitly requested dtype", UserWarning)
+        with ENV, ENV.override_property(prng=key), torch.device("jax"), torch.no_grad():
+            yield
+
+
+def to_torch(value: PyTree) -> Any:
+    """A tree of arrays as one of torchax's tensors."""
+
+    def convert(leaf: Any) -> Any:
+        is_array = isinstance(leaf, jax.Array | np.ndarray)
+        return Tensor(jnp.asarray(leaf), ENV) if is_array else leaf
+
+    return jax.tree.map(convert, value)
+
+
+def to_jax(value: Any) -> Any:
+    """A tree of torchax's tensors as one of arrays."""
+
+    def convert(leaf: Any) -> Any:
+        return leaf.jax() if isinstance(leaf, Tensor | View) else leaf
+
+    return jax.tree.map(convert, value)
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turns errors of torchax into an `ArgumentError` that says what is not accepted."""
+    try:
+        yield
+    except torchax.tensor.OperatorNotFound as error:
+        name = str(error).removeprefix("Operator with name ").removesuffix(" has no lowering")
+        text = f"{what} uses the operator {name}, which torchax does not support"
+        raise ArgumentError("model", text) from error
+    except jax.errors.ConcretizationTypeError as error:
+        text = f"{what} depends on the values of tensors in Python, as `if x.sum() > 0` or `x.item()` do"
+        hint = "accepted: operations on tensors alone, such as torch.where"
+        raise ArgumentError("model", f"{text}; {hint}") from error
+
+
+@contextlib.contextmanager
+def replacing(module: nn.Module, mask: Array | None, around: Around | None) -> Iterator[None]:
+    """Within this context, modules inside normalize batches as here, and `around` is called in their place."""
+    replaced: list[tuple[nn.Module, Any]] = []
+    for name, inner in module.named_modules():
+        own = inner.__dict__.get("forward")
+        function = inner.forward
+        if isinstance(inner, _BatchNorm):
+            function = functools.partial(normalize, inner, mask)
+        if around is not None:
+            function = functools.partial(watched, around, path_of(name), type(inner), function)
+        if function is not inner.forward:
+            replaced.append((inner, own))
+            inner.__dict__["forward"] = function
+    try:
+        yield
+    finally:
+        for inner, own in replaced:
+            del inner.__dict__["forward"]
+            if own is not None:
+                inner.__dict__["forward"] = own
+
+
+def watched(
+    around: Around, path: Path, kind: type, forward: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Calls `around` in place of a module's `forward`, with arrays in place of tensors."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return to_jax(forward(*to_torch(args), **to_torch(kwargs)))
+
+    return to_torch(around(path, kind, run, to_jax(args), to_jax(kwargs)))
+
+
+def normalize(module: _BatchNorm, mask: Array | None, x: torch.Tensor) -> torch.Tensor:
+    """Batch normalization, whose statistics in training mode are those of the real examples.
+
+    Running statistics are r <- (1 - momentum) r + momentum s, where s is the mean, or the variance divided by n - 1;
+    the mini-batch itself is normalized by the variance divided by n. With n = 1, s is a variance of 0.
+    """
+    module._check_input_dim(x)
+    values = jnp.moveaxis(to_jax(x), 1, -1)  # as convolutions have them inside
+    exact = values.astype(jnp.promote_types(values.dtype, jnp.float32))
+    running_mean = module.running_mean
+    running_var = module.running_var
+
+    if module.training or running_mean is None or running_var is None:
+        mean, var, count = moments(exact, mask)
+        if module.training and running_mean is not None and running_var is not None:
+            share = momentum_of(module)
+            unbiased = var * (count / jnp.maximum(count - 1, 1))
+            update(running_mean, mean, share)
+            update(running_var, unbiased, share)
+    else:
+        mean = to_jax(running_mean)
+        var = to_jax(running_var)
+    scale = jax.lax.rsqrt(var + module.eps)
+    if module.weight is not None:
+        scale = scale * to_jax(module.weight)
+    normalized = (exact - mean) * scale
+    if module.bias is not None:
+        normalized = normalized + to_jax(module.bias)
+    return to_torch(jnp.moveaxis(normalized.astype(values.dtype), -1, 1))
+
+
+def moments(x: Array, mask: Array | None) -> tuple[Array, Array, Array | float]:
+    """Means and variances (C,) of the real examples in x (N, *S, C), and the number of values of each channel.
+
+    N may be several times the number of examples, if x has the positions of each in turn.
+    """
+    axes = tuple(range(x.ndim - 1))
+    if mask is None or len(x) % len(mask):
+        mean = x.mean(axes)
+        return mean, jnp.square(x - mean).mean(axes), float(math.prod(x.shape[:-1]))
+    is_real = jnp.repeat(mask, len(x) // len(mask)).reshape(-1, *[1] * (x.ndim - 1))
+    count = jnp.maximum(is_real.sum() * float(math.prod(x.shape[1:-1])), 1)
+    mean = jnp.where(is_real, x, 0).sum(axes) / count
+    squares = jnp.where(is_real, jnp.square(x - mean), 0)
+    return mean, squares.sum(axes) / count, count
+
+
+def momentum_of(module: _BatchNorm) -> Array | float:
+    """The share of the mini-batch in new running statistics."""
+    if module.momentum is not None:
+        return module.momentum
+    # The mean over all steps
+    tracked: Any = module.num_batches_tracked
+    tracked._elem = to_jax(tracked) + 1
+    return 1 / tracked._elem
+
+
+def update(running: Any, value: Array, share: Array | float) -> None:
+    """Moves a running statistic towards a value, in place."""
+    old = to_jax(running)
+    running._elem = ((1 - share) * old + share * value).astype(old.dtype)
+
+
+def is_count(name: str) -> bool:
+    """Whether a buffer counts steps of batch normalization. Those that are read are averaged, so they are floats."""
+    return name.rpartition(".")[2] == COUNT
+
+
+def unread_counts(module: nn.Module) -> set[str]:
+    """Names of batch normalizations' counts of steps that only count."""
+    names = set()
+    for name, inner in module.named_modules():
+        if isinstance(inner, _BatchNorm) and inner.momentum is not None:
+            names.add(f"{name}.{COUNT}" if name else COUNT)
+    return names
+
+
+def constants_to_arrays(module: nn.Module) -> None:
+    """Replaces tensors that are plain attributes of modules by torchax's."""
+    for inner in module.modules():
+        for name, value in vars(inner).items():
+            if isinstance(value, torch.Tensor):
+                inner.__dict__[name] = to_torch(array_of(value))
+
+
+def path_of(name: str) -> Path:
+    """The path of a parameter or module in the tree of parameters."""
+    return tuple(name.split(".")) if name else ()
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor of PyTorch's own as an array of a type that JAX computes in."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return np.asarray(tensor.float().numpy(), jnp.bfloat16)
+    array = tensor.numpy()
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def shape_of(tensor: torch.Tensor) -> jax.ShapeDtypeStruct:
+    """Shape and type of a tensor's array."""
+    array = array_of(tensor)
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+def trained_names(module: nn.Module) -> list[str] | None:
+    """Names of the parameters with gradients, with "/" in place of "."; None: all have them."""
+    names = []
+    is_all = True
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            names.append(name.replace(".", "/"))
+        else:
+            is_all = False
+    return None if is_all else names

@@ -1,0 +1,283 @@
+"""PyTorch modules as models: parameters, gradients, statistics and predictions are PyTorch's own."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pfljax as pfl
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Training
+
+torch = pytest.importorskip("torch", reason="needs the extra torch")
+if importlib.util.find_spec("torchax") is None:
+    pytest.skip("needs the extra torch", allow_module_level=True)
+nn = torch.nn
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.normal(size=(7, 2, 6, 5)).astype(np.float32)
+CLASSES = RNG.integers(3, size=7).astype(np.int32)
+
+
+class Convolutional(nn.Module):
+    """Convolutions, batch normalization, pooling and dropout."""
+
+    def __init__(self, num_classes=3, rate=0.0):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(4, 6, 3, padding=1, stride=2, groups=2),
+        )
+        self.drop = nn.Dropout(rate)
+        self.head = nn.Linear(12, num_classes)
+
+    def forward(self, x):
+        return self.head(self.drop(torch.relu(self.body(x)).flatten(1)))
+
+
+class Recurrent(nn.Module):
+    """Embedded tokens, read by an LSTM."""
+
+    def __init__(self, num_classes=3):
+        super().__init__()
+        self.embed = nn.Embedding(11, 5)
+        self.lstm = nn.LSTM(5, 6, batch_first=True)
+        self.head = nn.Linear(6, num_classes)
+
+    def forward(self, x):
+        outputs, _ = self.lstm(self.embed(x))
+        return self.head(outputs[:, -1])
+
+
+class Tokens(nn.Module):
+    """A Transformer with a constant buffer and a parameter of its own."""
+
+    def __init__(self, num_classes=3):
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.start = nn.Parameter(torch.randn(1, 1, 8))
+        self.register_buffer("positions", torch.arange(5))
+        self.places = nn.Embedding(5, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        h = self.embed(x) + self.places(self.positions)
+        h = torch.cat([self.start.expand(len(x), -1, -1), h], dim=1)
+        return self.head(self.block(h)[:, 0])
+
+
+TEXTS = RNG.integers(11, size=(7, 5)).astype(np.int32)
+CASES = [(Convolutional, IMAGES), (Recurrent, TEXTS), (Tokens, TEXTS)]
+IDS = ["convolutional", "recurrent", "tokens"]
+
+
+def new(create, *args, seed=0):
+    torch.manual_seed(seed)
+    return create(*args)
+
+
+def model_of(module, x):
+    return pfl.Model(module, jnp.zeros((1, *x.shape[1:]), x.dtype))
+
+
+def tensor(x):
+    return torch.from_numpy(np.array(x))
+
+
+def named(params):
+    """A tree of parameters by PyTorch's names."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def gradients(module, x, y):
+    """PyTorch's losses and gradients in training mode, which moves the module's statistics."""
+    module.train()
+    module.zero_grad()
+    losses = nn.functional.cross_entropy(module(tensor(x)), tensor(y).long(), reduction="none")
+    losses.mean().backward()
+    return losses.detach().numpy(), {name: p.grad.numpy() for name, p in module.named_parameters()}
+
+
+@pytest.mark.parametrize(("create", "x"), CASES, ids=IDS)
+def test_values_and_gradients_are_pytorch_s(create, x):
+    module = new(create)
+    model = model_of(module, x)
+    params = model.init(jax.random.key(0))
+    before = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+    for name, value in named(params).items():
+        np.testing.assert_array_equal(value, before[name])
+
+    module.eval()
+    with torch.no_grad():
+        expected = module(tensor(x)).numpy()
+    np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-5, atol=1e-6)
+
+    def mean_loss(params):
+        losses = model.loss(params, x, CLASSES, jax.random.key(1))
+        return losses.mean(), losses
+
+    grads, losses = jax.grad(mean_loss, has_aux=True)(params)
+    expected_losses, expected_grads = gradients(module, x, CLASSES)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5, atol=1e-6)
+    for name, grad in expected_grads.items():
+        np.testing.assert_allclose(named(grads)[name], grad, rtol=1e-4, atol=1e-6)
+
+    # A statistic's gradient is its old value less the new one.
+    after = module.state_dict()
+    for path in model.network.statistics:
+        name = ".".join(path)
+        moved = before[name] - after[name].numpy()
+        assert np.abs(moved).max() > 1e-3
+        np.testing.assert_allclose(named(grads)[name], moved, rtol=1e-4, atol=1e-6)
+
+
+def test_parameters_are_named_as_in_pytorch_and_buffers_are_statistics_or_constants():
+    model = model_of(new(Convolutional), IMAGES)
+    shapes = named(model.network.shapes)
+    assert shapes.keys() == {
+        *(name for name, _ in Convolutional().named_parameters()),
+        "body.1.running_mean",
+        "body.1.running_var",
+    }
+    assert model.network.momenta == [pytest.approx(0.9)]
+    assert model.layers == (("body",), ("head",))
+    assert "positions" not in named(model_of(new(Tokens), TEXTS).network.shapes)
+
+
+@pytest.mark.parametrize("real", [1, 2, 5])
+def test_statistics_are_those_of_real_examples(real):
+    """Whatever the padding is; a single example of one value per channel has a variance of 0."""
+    x = IMAGES[:, :, 0, 0]
+    module = new(nn.Sequential, nn.BatchNorm1d(2, momentum=0.3), nn.Linear(2, 3))
+    model = model_of(module, x)
+    params = model.init(jax.random.key(0))
+    mask = np.arange(7) < real
+    _, written = model.forward(params, x, Training(jax.random.key(0), mask))
+    mean = x[:real].mean(axis=0)
+    var = x[:real].var(axis=0, ddof=1) if real > 1 else np.zeros(2)
+    np.testing.assert_allclose(written["0"]["running_mean"], 0.3 * mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(written["0"]["running_var"], 0.7 + 0.3 * var, rtol=1e-5, atol=1e-6)
+
+
+def test_statistics_without_momentum_are_means_over_steps():
+    module = new(nn.Sequential, nn.BatchNorm2d(2, momentum=None), nn.Flatten(), nn.Linear(60, 3))
+    model = model_of(module, IMAGES)
+    params = model.init(jax.random.key(0))
+    for rows in (IMAGES[:3], IMAGES[3:], IMAGES[:2]):
+        module.train()(tensor(rows))
+        _, params = model.forward(params, rows, jax.random.key(0))
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        expected = module.state_dict()[f"0.{name}"].numpy()
+        np.testing.assert_allclose(params["0"][name], expected, rtol=1e-5)
+
+
+def test_dropout_is_in_training_alone_and_has_its_own_key():
+    module = new(Convolutional, 3, 0.5)
+    model = model_of(module, IMAGES)
+    params = model.init(jax.random.key(0))
+    assert model.network.stochastic and not model_of(Convolutional(), IMAGES).network.stochastic
+    drawn = [model.apply(params, IMAGES, jax.random.key(number)) for number in (0, 0, 1)]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert np.abs(drawn[0] - drawn[2]).max() > 1e-3
+    module.eval()
+    with torch.no_grad():
+        expected = module(tensor(IMAGES)).numpy()
+    np.testing.assert_allclose(model.apply(params, IMAGES), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_keeps_its_share():
+    model = model_of(nn.Sequential(nn.Dropout(0.25), nn.Linear(1, 1)), np.ones((1, 1), np.float32))
+    params = {"1": {"weight": jnp.ones((1, 1)), "bias": jnp.zeros(1)}}
+    drawn = model.apply(params, jnp.ones((2000, 1)), jax.random.key(0))
+    np.testing.assert_allclose(np.unique(drawn), [0, 4 / 3], rtol=1e-6)
+    assert np.isclose((drawn == 0).mean(), 0.25, atol=0.05)
+
+
+def test_a_class_has_other_initial_parameters_for_each_key_by_its_own_distributions():
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Linear(100, 400)
+            self.scale = nn.Parameter(3 + 2 * torch.randn(40_000))
+            self.ones = nn.Parameter(torch.ones(2))
+            nn.init.xavier_normal_(self.dense.weight, gain=2.0)
+
+        def forward(self, x):
+            return self.dense(x) * self.ones[0] + self.scale.mean()
+
+    model = model_of(Wide, np.zeros((1, 100), np.float32))
+    one, other = (model.init(jax.random.key(number)) for number in (0, 1))
+    assert not model.network.fixed
+    assert np.abs(one["dense"]["weight"] - other["dense"]["weight"]).max() > 0.1
+    std = 2 * np.sqrt(2 / 500)
+    np.testing.assert_allclose(np.std(one["dense"]["weight"]), std, rtol=0.02)
+    np.testing.assert_allclose(np.mean(one["scale"]), 3, atol=0.05)
+    np.testing.assert_allclose(np.std(one["scale"]), 2, rtol=0.02)
+    assert 0.09 < np.abs(one["dense"]["bias"]).max() <= 0.1  # uniform within 1 / sqrt(100)
+    np.testing.assert_array_equal(one["ones"], [1, 1])
+    same = jax.jit(jax.vmap(model.init))(jax.random.split(jax.random.key(3), 2))
+    assert np.abs(same["scale"][0] - same["scale"][1]).max() > 1
+
+
+def test_a_module_is_the_initial_model_and_stays_as_it_is():
+    module = new(Convolutional)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    model = pfl.models.from_torch(module)
+    clients = clients_of(IMAGES, CLASSES, [0, 0, 0, 1, 1, 1, 1])
+    pfl.Run(pfl.FedAvg(), clients, model, sgd()).train(rounds=1, progress=False)
+    assert module.training and not hasattr(module.head, "_forward_hooks_with_kwargs_set")
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name])
+    with pytest.raises(ArgumentError, match="initial models must differ"):
+        pfl.Run(pfl.FedEM(components=2), clients, model, sgd()).train(rounds=1, progress=False)
+
+
+def sgd(batch_size=0, epochs=1):
+    return pfl.LocalTraining(optax.sgd(0.1), batch_size=batch_size, epochs=epochs)
+
+
+def clients_of(x, y, client, **options):
+    options = {"standardize": False, "num_classes": 3} | options
+    return pfl.Federation.from_arrays(x, y, client=np.asarray(client), **options)
+
+
+PAGE = Path(__file__).parents[2] / "docs/howto/from-pytorch.md"
+OPTIMIZERS = re.findall(r"^\| `(\w+\(.*?\))` \| `(optax\..*?\))`", PAGE.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("in_torch", "in_optax"), OPTIMIZERS)
+def test_optimizers_of_the_table_are_pytorch_s(in_torch, in_optax):
+    """Five steps on a quadratic, whose gradients are both small and large."""
+    curvature = np.array([0.1, 1.0, 3.0], np.float32)
+    weights = torch.tensor([2.0, -1.0, 0.5], requires_grad=True)
+    params = jnp.array([2.0, -1.0, 0.5])
+    clips = in_torch.startswith("clip_grad_norm_")
+    arguments = in_torch.partition("(")[2]
+    make = "SGD" if clips else in_torch.partition("(")[0]
+    options = {"lr": 0.1} if clips else eval(f"dict({arguments}")
+    optimizer = getattr(torch.optim, make)([weights], **options)
+    transform = eval(in_optax, {"optax": optax})
+    state = transform.init(params)
+    for _ in range(5):
+        optimizer.zero_grad()
+        (torch.from_numpy(curvature) * weights**2 / 2).sum().backward()
+        if clips:
+            torch.nn.utils.clip_grad_norm_([weights], 1.0)
+        optimizer.step()
+        updates, state = transform.update(curvature * params, state, params)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(params, weights.detach().numpy(), rtol=2e-4, atol=1e-6)
+
+
+def test_the_table_has_rows():
+    assert len(OPTIMIZERS) >= 9
