@@ -80,12 +80,9 @@ class Source:
             are known (see `preparation`); (): no array is standardized.
         fill: Whether NaN in x are replaced by the mean of the training examples, once these are known.
         features: The columns of x, if the data set is a table.
-<<<<<<< HEAD
         time: (n,) int64, the order of the examples in time, equal for those of one time; None: unknown.
-=======
         channels_first: Whether images in x are (n, channels, height, width), as PyTorch's; likewise other arrays with
             more than two axes.
->>>>>>> torch
 
     Examples:
         >>> import numpy as np
@@ -118,11 +115,8 @@ class Source:
     standardize: tuple[bool, ...] = ()
     fill: bool = False
     features: Features | None = None
-<<<<<<< HEAD
     time: np.ndarray | None = None
-=======
     channels_first: bool = False
->>>>>>> torch
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
