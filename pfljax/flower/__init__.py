@@ -1,1 +1,11 @@
 """Runs on Flower: clients on nodes with their own data, and the same numbers as the simulation."""
+
+from pfljax.flower.apps import client_app, server_app
+from pfljax.flower.node import client_of_run, one_client
+from pfljax.flower.server import Outcome, Patience
+
+__all__ = ["Outcome", "Patience", "client_app", "client_of_run", "one_client", "server_app"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

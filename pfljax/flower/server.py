@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError, RunError, few
 from pfljax.contract.types import (
     Array,
@@ -268,7 +267,7 @@ class Federator:
         state = self.state
         if deployment.topology.between_clients:
             position = np.asarray(cohort.position(jnp.asarray(index)))
-            state = state._replace(clients=tree.take(state.clients, ids))
+            state = state._replace(clients=rows_of(state.clients, ids))
         loss = float("nan")
         absent: list[int] = []
         for step in range(deployment.algorithm.exchanges):
@@ -359,7 +358,7 @@ class Federator:
             arrays = server | {"index/value": index[place]}
             if topology.moves:
                 wanted = np.array([place]) if topology is Topology.PUSH else position[place]
-                arrays |= pack("models", tree.take(state.models, jnp.asarray(wanted)))
+                arrays |= pack("models", rows_of(state.models, wanted))
             tasks[int(client)] = (messages.WORK, {"step": step}, arrays)
         answers = self._ask(tasks)
         if not answers:
@@ -453,7 +452,7 @@ class Federator:
                 if client not in mixtures:
                     continue
                 mixture = mixtures[client]
-                models = tree.take(self.state.models, jnp.asarray(mixture.index))
+                models = rows_of(self.state.models, mixture.index)
                 arrays |= pack("mixture", mixture) | pack("models", models)
             tasks[client] = (messages.EVALUATE, {}, arrays)
         answers = self._ask(tasks)
@@ -595,6 +594,12 @@ def check_answer(answer: Answer, who: str) -> None:
     """Raises `RunError` for a node that cannot answer."""
     if "error" in answer.values:
         raise RunError(f"{who}: {answer.values['error']}")
+
+
+def rows_of(stack: PyTree, index: Any) -> PyTree:
+    """Some rows of a stack, as NumPy arrays."""
+    numbers = np.asarray(index)
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[numbers], stack)
 
 
 def np_zeros(leaf: Any) -> np.ndarray:
