@@ -14,6 +14,7 @@ COMMANDS = {
     "compare": "compare methods on the same splits and seeds",
     "scaling": "measure time, memory and traffic against the number of clients",
     "estimate": "estimate memory and time on TPUs and GPUs that you do not have",
+    "flower": "write a run as a Flower app, for clients on nodes of their own",
     "report": "write the report page of a run, or of several runs",
     "watch": "serve a page that follows runs while they are trained",
 }

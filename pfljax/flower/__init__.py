@@ -1,10 +1,23 @@
 """Runs on Flower: clients on nodes with their own data, and the same numbers as the simulation."""
 
 from pfljax.flower.apps import client_app, server_app
-from pfljax.flower.node import client_of_run, one_client
+from pfljax.flower.messages import NodeConfig
+from pfljax.flower.node import Read, client_of_run, one_client
+from pfljax.flower.rehearsal import LocalGrid, rehearse
 from pfljax.flower.server import Outcome, Patience
 
-__all__ = ["Outcome", "Patience", "client_app", "client_of_run", "one_client", "server_app"]
+__all__ = [
+    "LocalGrid",
+    "NodeConfig",
+    "Outcome",
+    "Patience",
+    "Read",
+    "client_app",
+    "client_of_run",
+    "one_client",
+    "rehearse",
+    "server_app",
+]
 
 
 def __dir__() -> list[str]:

@@ -60,7 +60,7 @@ def client_app(run: Any, read: Read = client_of_run) -> Any:
     """
     check_version()
     app_class = optional.load("flwr.clientapp", "flower").ClientApp
-    node = Node(run.experiment, run.clients, read)
+    node = Node(run.experiment, run.experiment.clients, read)
 
     def handle(message: Any, context: Any) -> Any:
         records = optional.load("flwr.app", "flower")

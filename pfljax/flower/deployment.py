@@ -118,6 +118,7 @@ class Deployment:
         travels: Which arrays leave their side.
         asks_download: Whether the client has to say which models it wants, since that depends on its row.
         asks_select: Whether it has to say whose models it predicts with.
+        start_reads_examples: Whether the server begins with clients' examples.
     """
 
     def __init__(self, experiment: Experiment, rows: Rows):
@@ -139,7 +140,7 @@ class Deployment:
         self.data_shapes = self._data_shapes(self.problem.num_clients)
         self.client_shapes = self._data_shapes(1)
         self.shapes = self._shapes()
-        self._check_reads_of_examples()
+        self.start_reads_examples = self._start_reads_examples()
         self._trace()
 
     # ---- Keys.
@@ -366,14 +367,20 @@ class Deployment:
 
     # ---- The server's functions.
 
-    def start(self, sizes: Rows, num_clients: int) -> Start:
-        """What the server begins with, given the clients' numbers of examples."""
+    def start(self, sizes: Rows, clients: ClientData | None = None) -> Start:
+        """What the server begins with.
+
+        Args:
+            sizes: The clients' numbers of examples, (K,) each.
+            clients: Their examples, if the server begins with some.
+        """
         key = self.key(INITIAL)
 
-        def start(sizes: Rows) -> Start:
-            return lifting.begin(self.algorithm, key, with_sizes(self.data_shapes, sizes))
+        def start(sizes: Rows, clients: ClientData | None) -> Start:
+            known = with_sizes(self.data_shapes, sizes) if clients is None else clients
+            return lifting.begin(self.algorithm, key, known)
 
-        return self._jitted("start", start)(sizes)
+        return self._jitted("start", start)(sizes, clients)
 
     def sample(self, key: Key, state: State, sizes: Rows) -> Array:
         """(S,) the cohort that the method or a stage chooses."""
@@ -530,8 +537,8 @@ class Deployment:
         network = self.problem.model.network
         return used_arguments(taking(network, function), arguments, network.frozen_on_host)
 
-    def _check_reads_of_examples(self) -> None:
-        """Raises `ArgumentError` if the server would read clients' examples, of which it knows the numbers only."""
+    def _start_reads_examples(self) -> bool:
+        """Whether the server begins with clients' examples; otherwise it knows no more than their numbers."""
         key = self.key(INITIAL)
 
         def start(clients: ClientData) -> Start:
@@ -539,11 +546,7 @@ class Deployment:
 
         (used,) = self._used(start, (self.data_shapes,))
         reads = [(split.x, split.y) for split in (used.train, used.validation)]
-        if any(jax.tree.leaves(reads)):
-            text = "its server reads clients' examples, which stay on their nodes"
-            raise ArgumentError(
-                "method", f"cannot be deployed with these settings: {text}", self.name
-            )
+        return any(jax.tree.leaves(reads))
 
     @property
     def name(self) -> str:

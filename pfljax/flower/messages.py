@@ -14,6 +14,7 @@ NodeConfig = Mapping[str, Any]
 
 DESCRIBE = "describe"  # who are you, and how many examples do you have?
 PREPARE = "prepare"  # this is how all scale their inputs, and what the server began with
+EXAMPLES = "examples"  # send your examples, which the method needs on the server
 DOWNLOAD = "download"  # which models do you want?
 WORK = "work"  # train with these models
 SELECT = "select"  # whose models do you predict with?

@@ -123,6 +123,8 @@ class Node:
             return self._describe(config), memory
         if task.name == messages.PREPARE:
             return self._prepare(task, memory, config)
+        if task.name == messages.EXAMPLES:
+            return self._examples(task, config), memory
         if memory.values.get("token") != task.values["token"]:
             return Answer({"unprepared": True}, {}), memory
         client = Client(self, task, memory, config)
@@ -182,6 +184,18 @@ class Node:
             first = deployment.first_row(number, start)
             arrays |= pack("now", kept(deployment, first))
         return Answer({"round": -1}, {}), Memory(values, arrays)
+
+    def _examples(self, task: Task, config: NodeConfig) -> Answer:
+        """The client's examples, scaled and padded, if whoever runs the node agrees."""
+        if not config.get("send-examples", False):
+            text = f"{task.values['method']} needs clients' examples on the server"
+            agree = "send-examples=true in the node-config agrees"
+            raise ArgumentError("send-examples", f"{text}; {agree}")
+        rows = Rows(int(task.values["rows_train"]), int(task.values["rows_validation"]))
+        federation = scaled(self.federation(config), task.arrays)
+        train = padded(federation.train, rows.train)
+        data = ClientData(train, padded(federation.validation, rows.validation))
+        return Answer({}, pack("examples", data))
 
     def deployment(self, rows: Rows) -> Deployment:
         """The run for these numbers of rows, traced once."""

@@ -15,6 +15,7 @@ import numpy as np
 from pfljax.contract.errors import ArgumentError, RunError, few
 from pfljax.contract.types import (
     Array,
+    ClientData,
     ClientOutput,
     Cohort,
     First,
@@ -231,7 +232,7 @@ class Federator:
         self.prepared: Arrays = {}
         if self.scaling == "federated":
             self.prepared |= moments.combined([client.measured for client in clients])
-        start = deployment.start(self.sizes, self.num_clients)
+        start = deployment.start(self.sizes, self._examples())
         self.prepared |= pack("start", start, deployment.travels.first)
 
         # What the server relays of clients, and what its update reads of their rows.
@@ -248,6 +249,33 @@ class Federator:
             self.rows = leaves_of(stacked.row, deployment.travels.row)
             if relays:
                 self.state = self.state._replace(clients=stacked._replace(row=()))
+
+    def _examples(self) -> ClientData | None:
+        """All clients' examples, if the server begins with some; None: it does not.
+
+        Raises:
+            RunError: if a client does not answer, or its node has not agreed.
+        """
+        if not self.deployment.start_reads_examples:
+            return None
+        rows = self.deployment.rows
+        values: messages.Values = {
+            "token": self.token,
+            "method": self.experiment.name,
+            "rows_train": rows.train,
+            "rows_validation": rows.validation,
+        }
+        task = Task(messages.EXAMPLES, values, self.prepared)
+        nodes = [self.clients[number].node for number in range(self.num_clients)]
+        answers = self.nodes.ask(dict.fromkeys(nodes, task), self.patience.answer)
+        examples = []
+        for number, node in enumerate(nodes):
+            if node not in answers:
+                raise RunError(f"client {number} does not answer before the first round")
+            check_answer(answers[node], f"client {number}")
+            shapes = self.deployment.client_shapes
+            examples.append(unpack("examples", shapes, answers[node].arrays))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *examples)
 
     def _round(self, number: int) -> dict:
         """Plays a round; returns its record."""
