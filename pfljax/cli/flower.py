@@ -107,13 +107,6 @@ scaling = "federated"  # or "node": inputs are standardized by each node's own e
 start = 600.0  # seconds that the server waits for all clients
 answer = 3600.0  # seconds that it waits for an answer
 rejoin = 0.0  # seconds that a round waits for a client whose node is gone
-
-[tool.flwr.federations]
-default = "local"
-
-[tool.flwr.federations.local]
-address = "127.0.0.1:9093"
-insecure = true
 '''
 
 
@@ -222,7 +215,7 @@ def make_run(flags: Mapping[str, Any], form: Mapping[str, Any]) -> api.Run:
         flags: The flags of `pfljax flower`.
         form: What clients' examples look like.
     """
-    settings = again.settings_of({"flags": dict(flags)})
+    settings = again.settings_of({"flags": dict(flags)}).replace(devices=1)
     clients = stand_ins(form)
     return build.build_run(settings, settings.method, (clients, None), again.trial_of({"flags": flags}))
 

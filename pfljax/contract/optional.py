@@ -14,6 +14,7 @@ EXTRA_OF = {  # package -> the extra that installs it
     "PIL": "images",
     "cvxpy": "mixing",
     "datasets": "huggingface",
+    "flatbuffers": "device",
     "flwr": "flower",
     "dp_accounting": "privacy",
     "grain": "arrayrecord",

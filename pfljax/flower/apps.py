@@ -22,7 +22,7 @@ from pfljax.flower.wire import names_of
 from pfljax.folder import files
 
 # Versions of flwr that the tests have run with; as in the extra.
-OLDEST = (1, 24)
+OLDEST = (1, 26)
 NEWEST = (1, 42)
 VALUES, ARRAYS = ("pfljax.values", "pfljax.arrays")  # names of records
 CRASHED = (1, 2, 7, 8)  # codes of Flower's errors that do not pass by themselves

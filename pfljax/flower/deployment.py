@@ -180,11 +180,11 @@ class Deployment:
         cohort: Cohort,
     ) -> Array:
         """(J,) the models that a client receives."""
-        function = functools.partial(self._download, everyone=cohort.everyone)
+        function = functools.partial(self.trace_download, everyone=cohort.everyone)
         name = f"download{cohort.everyone}{cohort.ids.shape}"
         return self._jitted(name, function)(key, client, round_number, server, row, cohort.ids)
 
-    def _download(
+    def trace_download(
         self,
         key: Key,
         client: Array,
@@ -195,6 +195,7 @@ class Deployment:
         *,
         everyone: bool = False,
     ) -> Array:
+        """As `download`, to be traced."""
         if not self.topology.moves:
             return client[None]
         algorithm = self.algorithm
@@ -218,11 +219,11 @@ class Deployment:
         later: bool = False,
     ) -> ClientOutput:
         """A client's part in an exchange, as it is sent."""
-        function = functools.partial(self._work, later=later)
+        function = functools.partial(self.trace_work, later=later)
         jitted = self._jitted(f"work{later}", function)
         return jitted(key, client, round_number, step, index, models, server, row, data)
 
-    def _work(
+    def trace_work(
         self,
         key: Key,
         client: Array,
@@ -236,6 +237,7 @@ class Deployment:
         *,
         later: bool = False,
     ) -> ClientOutput:
+        """As `work`, to be traced."""
         context = ClientContext(
             key=jax.random.fold_in(key, client),
             round=round_number,
@@ -254,11 +256,12 @@ class Deployment:
     ) -> Mixture:
         """Whose models a client predicts with."""
         arguments = (key, client, round_number, server, row, size)
-        return self._jitted("select", self._select)(*arguments)
+        return self._jitted("select", self.trace_select)(*arguments)
 
-    def _select(
+    def trace_select(
         self, key: Key, client: Array, round_number: Array, server: PyTree, row: PyTree, size: Array
     ) -> Mixture:
+        """As `select`, to be traced."""
         stacked = First(row=jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], row))
         models = jax.tree.map(zeros_like_shape, self.shapes_of_stack)
         state = State(Start(state=server, models=models), stacked, round_number)
@@ -298,43 +301,47 @@ class Deployment:
             mixture: Whose models these are.
             trained: Whether it has ever trained; None: yes.
         """
+        function = functools.partial(self.trace_serve, use)
+        arguments = (key, client, round_number, models, server, row, data, inputs, mixture, trained)
+        outputs = self._jitted("serve", function)(*arguments)
+        return jax.tree.map(lambda leaf: leaf[0], outputs)
+
+    def trace_serve(
+        self,
+        use: lifting.Use,
+        key: Key,
+        client: Array,
+        round_number: Array,
+        models: Params,
+        server: PyTree,
+        row: PyTree,
+        data: ClientData,
+        inputs: PyTree,
+        mixture: Mixture,
+        trained: Array | None,
+    ) -> PyTree:
+        """As `serve`, to be traced; leaves (1, ...)."""
 
         def stack(values: PyTree) -> PyTree:
             return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], values)
 
-        def served(
-            key: Key,
-            client: Array,
-            round_number: Array,
-            models: Params,
-            server: PyTree,
-            row: PyTree,
-            data: ClientData,
-            inputs: PyTree,
-            mixture: Mixture,
-            trained: Array | None,
-        ) -> PyTree:
-            state = State(Start(state=server), First(row=stack(row)), round_number)
-            if self.topology.on_server:
-                state = state._replace(server=state.server._replace(models=models))
-            else:
-                state = state._replace(clients=state.clients._replace(model=models))
-            return lifting.serve(
-                self.algorithm,
-                self.plan,
-                use,
-                key,
-                state,
-                client[None],
-                data,
-                inputs,
-                stack(mixture),
-                None if trained is None else trained[None],
-            ).outputs
-
-        arguments = (key, client, round_number, models, server, row, data, inputs, mixture, trained)
-        outputs = self._jitted("serve", served)(*arguments)
-        return jax.tree.map(lambda leaf: leaf[0], outputs)
+        state = State(Start(state=server), First(row=stack(row)), round_number)
+        if self.topology.on_server:
+            state = state._replace(server=state.server._replace(models=models))
+        else:
+            state = state._replace(clients=state.clients._replace(model=models))
+        return lifting.serve(
+            self.algorithm,
+            self.plan,
+            use,
+            key,
+            state,
+            client[None],
+            data,
+            inputs,
+            stack(mixture),
+            None if trained is None else trained[None],
+        ).outputs
 
     def serve_newcomer(
         self,
@@ -428,7 +435,7 @@ class Deployment:
                 zeros = jnp.zeros((num, *leaf.shape), leaf.dtype)
                 all_leaves.append(next(values) if is_read else zeros)
             state = state.with_rows(structure.unflatten(all_leaves))
-            state, metrics = self._update(key, state, outputs, receivers)
+            state, metrics = self.trace_update(key, state, outputs, receivers)
             changed = zip(
                 jax.tree.leaves(state.rows), jax.tree.leaves(self.travels.changed_row), strict=True
             )
@@ -441,11 +448,12 @@ class Deployment:
         self, key: Key, state: State, outputs: ClientOutput, receivers: Array
     ) -> tuple[State, Metrics]:
         """The update of one client whose model never leaves it, on its own node."""
-        return self._jitted("update_own", self._update)(key, state, outputs, receivers)
+        return self._jitted("update_own", self.trace_update)(key, state, outputs, receivers)
 
-    def _update(
+    def trace_update(
         self, key: Key, state: State, outputs: ClientOutput, receivers: Array
     ) -> tuple[State, Metrics]:
+        """The server's update of whole rows, to be traced."""
         num_received = receivers.shape[1]
         aggregate = collect(outputs, state.models, self.topology, receivers, num_received)
         server_update = lifting.in_precision(self.algorithm, self.algorithm.server_update)
@@ -517,7 +525,7 @@ class Deployment:
         self.shapes = shapes_so_far
         number = jax.ShapeDtypeStruct((), np.int32)
         mixture = jax.eval_shape(
-            self._select,
+            self.trace_select,
             jax.eval_shape(jax.random.key, 0),
             number,
             number,
@@ -575,14 +583,14 @@ class Deployment:
             row,
             self.client_shapes,
         )
-        work = self._used(self._work, arguments)[6]
+        work = self._used(self.trace_work, arguments)[6]
         if self.algorithm.exchanges > 1:
-            later = functools.partial(self._work, later=True)
+            later = functools.partial(self.trace_work, later=True)
             work = jax.tree.map(either, work, self._used(later, arguments)[6])
-        download = self._used(self._download, (work_key, number, number, server, row, ids))
+        download = self._used(self.trace_download, (work_key, number, number, server, row, ids))
         self.asks_download = any(jax.tree.leaves(download[4]))
         predict_key = jax.eval_shape(lambda: self.key(PREDICTIONS))
-        select = self._used(self._select, (predict_key, number, number, server, row, number))
+        select = self._used(self.trace_select, (predict_key, number, number, server, row, number))
         self.asks_select = any(jax.tree.leaves((select[4], select[5])))
 
         # What a client's first row depends on.

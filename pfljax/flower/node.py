@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import pfljax
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.contract.pooled import is_pooled
 from pfljax.contract.types import (
@@ -145,8 +144,6 @@ class Node:
         values: Values = {
             "client": int(config.get("partition-id", -1)),
             "newcomer": bool(config.get("newcomer", False)),
-            "version": pfljax.__version__,
-            "jax": jax.__version__,
         }
         for name in SPLITS:
             split: Split = getattr(federation, name)
