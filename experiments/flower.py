@@ -22,13 +22,18 @@ import optax
 import pfljax as pfl
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Topology
-from pfljax.flower.deployment import Deployment, Rows
-from pfljax.flower.node import kept
 from pfljax.flower.apps import ARRAYS, numpy_arrays
+from pfljax.flower.deployment import Deployment, Rows
+from pfljax.flower.node import kept_by_client
 from pfljax.flower.wire import as_numpy, unpack
 from pfljax.settings.method import METHODS
 
-SIZES = (11, 15, 20, 23)  # examples of each client, of which a fifth are for tests, and a quarter of the rest validate
+SIZES = (
+    11,
+    15,
+    20,
+    23,
+)  # examples of each client, of which a fifth are for tests, and a quarter of the rest validate
 ROUNDS = 3
 
 
@@ -112,13 +117,13 @@ def differences(name: str) -> tuple[Topology, float, float]:
 
     # What clients keep. Rows that the server's last update changed are still on their way.
     if not any(jax.tree.leaves(deployment.travels.changed_row)):
-        like = kept(deployment, deployment.shapes.first)
+        like = kept_by_client(deployment, deployment.shapes.first)
         rows = []
         for context in grid.contexts.values():
             arrays = numpy_arrays(context.state.array_records[ARRAYS])
             rows.append(unpack("now", like, arrays))
         stacked = jax.tree.map(lambda *leaves: np.stack([as_numpy(x) for x in leaves]), *rows)
-        pairs.append((kept(deployment, state.clients), stacked))
+        pairs.append((kept_by_client(deployment, state.clients), stacked))
     largest = max(largest_difference(a, b) for a, b in pairs)
 
     of_scores = 0.0

@@ -437,9 +437,9 @@ class Result:
     ) -> Path:
         """Writes one client's update and prediction as one program with its weights, in one file.
 
-        A device needs JAX and flatbuffers to run it (`pip install jax flatbuffers`): `program = jax.export.deserialize(bytearray(file.read_bytes()))`,
-        and then
+        A device needs JAX and flatbuffers to run it (`pip install jax flatbuffers`):
 
+            program = jax.export.deserialize(bytearray(file.read_bytes()))
             held, upload, predictions = program.call(held, started, round, x, y, size, inputs)
 
         - held: what the client holds, a dict of arrays; at first zeros in the shapes of `program.in_avals`.
@@ -449,7 +449,8 @@ class Result:
         - x (rows, *features), y (rows, ...), size: training examples as they were given to the run, with zeros beyond
           `size`. With size 0 the client does not train.
         - inputs (batch, *features): examples to predict.
-        - upload: what the client would send to the server, a dict of arrays; empty if it sends nothing.
+        - upload: what the client would send, a dict of arrays as the server adds them up: updates are multiplied by
+          their weight. Empty if it sends nothing.
         - predictions: those of `predict`, after the update: class probabilities (batch, C), or values (batch,).
 
         The program is for the kind of device that it was written on.
@@ -473,7 +474,8 @@ class Result:
             >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
             >>> run = pfl.Run(pfl.Ditto(), clients, pfl.models.MLP(hidden=(4,)))
             >>> result = run.train(rounds=2, progress=False)
-            >>> file = result.export_device(pathlib.Path(tempfile.mkdtemp()) / "client.stablehlo", client=1)  # doctest: +SKIP
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "client.stablehlo"
+            >>> file = result.export_device(path, client=1)  # doctest: +SKIP
 
             On the device, without an update:
 
@@ -482,7 +484,8 @@ class Result:
             >>> held = jax.tree.map(lambda aval: jnp.zeros(aval.shape, aval.dtype), held)  # doctest: +SKIP
             >>> x, y = (np.zeros(aval.shape, aval.dtype) for aval in arrays[2:4])  # doctest: +SKIP
             >>> inputs, _ = clients.examples(1)
-            >>> held, upload, predictions = program.call(held, False, np.int32(2), x, y, np.int32(0), inputs[:1])  # doctest: +SKIP
+            >>> arguments = (held, False, np.int32(2), x, y, np.int32(0), inputs[:1])  # doctest: +SKIP
+            >>> held, upload, predictions = program.call(*arguments)  # doctest: +SKIP
             >>> bool(np.allclose(predictions, result.predict(inputs[:1], client=1), atol=1e-6))  # doctest: +SKIP
             True
         """

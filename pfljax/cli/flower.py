@@ -11,6 +11,7 @@ data="/srv/clinic.csv"'. Without one it plays a client of a data set that pfljax
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import pprint
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +21,6 @@ import jax
 import numpy as np
 from absl import flags as absl_flags
 
-import pfljax
 from pfljax import api, data, flower
 from pfljax.cli import again, build, train
 from pfljax.cli.launch import Command
@@ -81,7 +81,7 @@ app = pfl.flower.server_app(
     make_run(), rounds=FLAGS["rounds"], eval_every=FLAGS["eval_every"]
 )
 '''
-PROJECT = '''[build-system]
+PROJECT = """[build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
 
@@ -107,7 +107,7 @@ scaling = "federated"  # or "node": inputs are standardized by each node's own e
 start = 600.0  # seconds that the server waits for all clients
 answer = 3600.0  # seconds that it waits for an answer
 rejoin = 0.0  # seconds that a round waits for a client whose node is gone
-'''
+"""
 
 
 def define(registry: absl_flags.FlagValues) -> None:
@@ -153,7 +153,7 @@ def write(out: Path, method: str, flags: Mapping[str, Any], form: Mapping[str, A
     project = PROJECT.format(
         name=name,
         method=method,
-        version=pfljax.__version__,
+        version=importlib.metadata.version("pfljax"),
         oldest=".".join(map(str, OLDEST)),
         after=f"{NEWEST[0]}.{NEWEST[1] + 1}",
         rounds=flags["rounds"],
@@ -217,7 +217,9 @@ def make_run(flags: Mapping[str, Any], form: Mapping[str, Any]) -> api.Run:
     """
     settings = again.settings_of({"flags": dict(flags)}).replace(devices=1)
     clients = stand_ins(form)
-    return build.build_run(settings, settings.method, (clients, None), again.trial_of({"flags": flags}))
+    return build.build_run(
+        settings, settings.method, (clients, None), again.trial_of({"flags": flags})
+    )
 
 
 def stand_ins(form: Mapping[str, Any]) -> Federation:
@@ -261,7 +263,7 @@ def reader(flags: Mapping[str, Any]) -> flower.Read:
         path = config.get("data")
         if path is None and settings.dataset in sources.FORMATS:
             text = "the node has no data; expected its file in the node-config"
-            raise ArgumentError("data", f"{text}, such as data=\"/srv/clinic.csv\"")
+            raise ArgumentError("data", f'{text}, such as data="/srv/clinic.csv"')
         if path is None:
             federation, _ = build.build_clients(settings, seed)
             return flower.client_of_run(config, federation)

@@ -17,14 +17,15 @@ from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.flower.messages import NOTHING, Answer, Memory, NodeConfig, Task
 from pfljax.flower.node import Node, Read, client_of_run
-from pfljax.flower.server import Federator, Outcome, Patience
+from pfljax.flower.server import PATIENCE, Federator, Outcome, Patience
 from pfljax.flower.wire import names_of
 from pfljax.folder import files
 
 # Versions of flwr that the tests have run with; as in the extra.
-OLDEST = (1, 26)
-NEWEST = (1, 42)
-VALUES, ARRAYS = ("pfljax.values", "pfljax.arrays")  # names of records
+OLDEST: tuple[int, int] = (1, 26)
+NEWEST: tuple[int, int] = (1, 42)
+VALUES = "pfljax.values"  # names of records
+ARRAYS = "pfljax.arrays"
 CRASHED = (1, 2, 7, 8)  # codes of Flower's errors that do not pass by themselves
 PAUSE = 1.0  # seconds between looks at which nodes are connected
 
@@ -86,14 +87,13 @@ def server_app(
     out: str | Path | None = None,
     eval_every: int = 10,
     scaling: Literal["federated", "node"] = "federated",
-    patience: Patience = Patience(),
+    patience: Patience = PATIENCE,
     finished: Callable[[Outcome], None] | None = None,
 ) -> Any:
     """Returns the `ServerApp` of a run.
 
-    Entries of the app's run configuration replace the arguments of the same name, such as
-    `flwr run . --run-config 'rounds=20'`: `rounds`, `eval-every`, `out`, `scaling`, and `start`, `answer` and `rejoin`
-    of `Patience`.
+    Entries of the app's run configuration replace the arguments of the same name: `rounds`, `eval-every`, `out`,
+    `scaling`, and `start`, `answer` and `rejoin` of `Patience`.
 
     Args:
         run: The run; see `client_app`. Of its clients, only their number and the form of their examples are used.
@@ -179,7 +179,9 @@ class GridNodes:
             content = content_of(task.values | {"task": task.name}, task.arrays)
             kind = "evaluate" if task.name in ("evaluate", "adapt") else "train"
             kind = "query" if task.name in ("describe", "prepare") else kind
-            questions.append(records.Message(content, dst_node_id=node, message_type=kind, ttl=timeout))
+            questions.append(
+                records.Message(content, dst_node_id=node, message_type=kind, ttl=timeout)
+            )
         answers: dict[int, Answer] = {}
         for reply in self.grid.send_and_receive(questions, timeout=timeout):
             node = reply.metadata.src_node_id
@@ -202,7 +204,9 @@ def check_version() -> None:
     """Raises `ArgumentError` for a version of flwr that the tests have not run with."""
     version = optional.load("flwr", "flower").__version__
     numbers = re.match(r"(\d+)\.(\d+)", version)
-    release = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    release: tuple[int, int] = (0, 0)
+    if numbers:
+        release = (int(numbers[1]), int(numbers[2]))
     if not OLDEST <= release <= NEWEST:
         oldest = ".".join(map(str, OLDEST))
         after = f"{NEWEST[0]}.{NEWEST[1] + 1}"
@@ -222,7 +226,10 @@ def scaling_of(name: Any) -> Literal["federated", "node"]:
 def content_of(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
     """Values and arrays as Flower's records."""
     records = optional.load("flwr.app", "flower")
-    named = {name: records.Array(np.ascontiguousarray(array).reshape(array.shape)) for name, array in arrays.items()}
+    named = {
+        name: records.Array(np.ascontiguousarray(array).reshape(array.shape))
+        for name, array in arrays.items()
+    }
     return records.RecordDict(
         {VALUES: records.ConfigRecord(dict(values)), ARRAYS: records.ArrayRecord(named)}
     )
@@ -272,7 +279,7 @@ def remember(context: Any, task: Task, memory: Memory) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(memory.values)
         stored = {VALUES: np.array(text)} | memory.arrays
-        files.write_atomically(path, lambda file: np.savez(file, **stored))
+        files.write_atomically(path, lambda file: np.savez(file, allow_pickle=False, **stored))
 
 
 def memory_file(config: NodeConfig) -> Path | None:
@@ -304,7 +311,9 @@ def new_folder(path: Path) -> Path:
 
 def write(out: Path, outcome: Outcome, experiment: Any) -> None:
     """Writes a run's results, in the form of the files of `Run.train`, and the server's models."""
-    results: dict[str, Any] = {"rounds": np.array([evaluated.round for evaluated in outcome.evaluations])}
+    results: dict[str, Any] = {
+        "rounds": np.array([evaluated.round for evaluated in outcome.evaluations])
+    }
     last = outcome.evaluations[-1]
     for split, metrics in last.scores.items():
         for metric in metrics:
@@ -314,11 +323,15 @@ def write(out: Path, outcome: Outcome, experiment: Any) -> None:
         for metric in metrics:
             rows = [evaluated.newcomers[split][metric] for evaluated in outcome.evaluations]
             results[f"newcomers_{metric}_{split}"] = np.stack(rows)
-    files.write_atomically(out / "results.npz", lambda file: np.savez(file, **results))
+    files.write_atomically(
+        out / "results.npz", lambda file: np.savez(file, allow_pickle=False, **results)
+    )
     models = outcome.state.models
     leaves = zip(names_of(models), jax.tree.leaves(models), strict=True)
     arrays = {name: np.asarray(leaf) for name, leaf in leaves}
-    files.write_atomically(out / "server.npz", lambda file: np.savez(file, **arrays))
+    files.write_atomically(
+        out / "server.npz", lambda file: np.savez(file, allow_pickle=False, **arrays)
+    )
     summary = {
         "method": experiment.name,
         "rounds": last.round,

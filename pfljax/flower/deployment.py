@@ -364,9 +364,7 @@ class Deployment:
             inputs: PyTree,
         ) -> PyTree:
             state = State(Start(state=server, models=models), First(), round_number)
-            return lifting.serve_newcomers(
-                self.algorithm, self.plan, use, key, state, data, inputs
-            )
+            return lifting.serve_newcomers(self.algorithm, self.plan, use, key, state, data, inputs)
 
         arguments = (key, round_number, models, server, data, inputs)
         outputs = self._jitted("serve_newcomer", served)(*arguments)
@@ -459,12 +457,23 @@ class Deployment:
         server_update = lifting.in_precision(self.algorithm, self.algorithm.server_update)
         return server_update(key, state, aggregate)
 
-    def idle_output(self, key: Key, client: Array, round_number: Array, step: Array, index: Array,
-        server: PyTree, first: First, later: bool = False) -> ClientOutput:
+    def idle_output(
+        self,
+        key: Key,
+        client: Array,
+        round_number: Array,
+        step: Array,
+        index: Array,
+        server: PyTree,
+        first: First,
+        later: bool = False,
+    ) -> ClientOutput:
         """What the server takes for the message of a client that does not answer: that of one without examples."""
         nobody = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.client_shapes)
         models = jax.tree.map(zeros_like_shape, self.shapes.models)
-        return self.work(key, client, round_number, step, index, models, server, first.row, nobody, later)
+        return self.work(
+            key, client, round_number, step, index, models, server, first.row, nobody, later
+        )
 
     # ---- Tracing.
 
@@ -507,7 +516,7 @@ class Deployment:
             return Split(
                 x=jax.tree.map(x, federation.inputs),
                 y=jax.ShapeDtypeStruct((num, rows, *y.shape[2:]), y.dtype),
-                size=jax.ShapeDtypeStruct((num,), np.int32),
+                size=shape_of((num,), np.int32),
             )
 
         return ClientData(split(self.rows.train), split(self.rows.validation))
@@ -520,7 +529,13 @@ class Deployment:
         if self.topology.moves:
             output = jax.eval_shape(as_sent, output)
         shapes_so_far = Shapes(
-            shapes.start, shapes.first, shapes.index, shapes.models, output, Mixture((), ()), ()
+            shapes.start,
+            shapes.first,
+            shapes.index,
+            shapes.models,
+            output,
+            Mixture(shape_of((), np.int32), shape_of((), np.float32)),
+            (),
         )
         self.shapes = shapes_so_far
         number = jax.ShapeDtypeStruct((), np.int32)
@@ -628,7 +643,7 @@ class Deployment:
 
             return jax.tree.map(stacked, values)
 
-        state = State(shapes.start, stack(shapes.first), jax.ShapeDtypeStruct((), np.int32))
+        state = State(shapes.start, stack(shapes.first), shape_of((), np.int32))
         outputs = stack(shapes.output._replace(row=(), opt_state=()))
         receivers = stack(shapes.index)
         update_key = jax.eval_shape(jax.random.key, 0)
@@ -638,9 +653,7 @@ class Deployment:
             rows: PyTree, key: Key, state: State, outputs: ClientOutput, receivers: Array
         ) -> tuple[PyTree, State, Metrics]:
             state = state.with_rows(rows)
-            aggregate = collect(
-                outputs, state.models, self.topology, receivers, receivers.shape[1]
-            )
+            aggregate = collect(outputs, state.models, self.topology, receivers, receivers.shape[1])
             state, metrics = self.algorithm.server_update(key, state, aggregate)
             return state.rows, state.with_rows(()), metrics
 
@@ -649,8 +662,8 @@ class Deployment:
         traced = jax.make_jaxpr(taking(network, update))(*arguments, frozen=network.frozen_on_host)
         jaxpr = traced.jaxpr
         is_changed = [
-            given is not returned
-            for given, returned in zip(
+            before is not after
+            for before, after in zip(
                 jaxpr.invars[:row_leaves], jaxpr.outvars[:row_leaves], strict=True
             )
         ]
@@ -659,7 +672,11 @@ class Deployment:
         def without_same(*arguments: Any) -> PyTree:
             rows, state, metrics = update(*arguments)
             leaves = jax.tree.leaves(rows)
-            return [leaf for leaf, new in zip(leaves, is_changed, strict=True) if new], state, metrics
+            return (
+                [leaf for leaf, new in zip(leaves, is_changed, strict=True) if new],
+                state,
+                metrics,
+            )
 
         read = self._used(without_same, arguments)[0]
         if not self.topology.moves:
@@ -700,12 +717,17 @@ def either(a: bool, b: bool) -> bool:
     return a or b
 
 
+def shape_of(shape: tuple[int, ...], dtype: Any) -> Any:
+    """The shape and type of an array that is not computed."""
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
 def zeros_like_shape(leaf: Any) -> Array:
     """Zeros of a shape and type."""
     return jnp.zeros(leaf.shape, leaf.dtype)
 
 
-def with_sizes(shapes: ClientData, sizes: Rows | Any) -> ClientData:
+def with_sizes(shapes: ClientData, sizes: Any) -> ClientData:
     """All clients' data without content, of which only the numbers of examples are known."""
 
     def split(shape: Split, size: Array) -> Split:
@@ -725,6 +747,8 @@ def check(experiment: Experiment) -> None:
             experiment.client_privacy.active,
             "its coins and its noise are one secret of a program that holds all clients",
         ),
+        "stop": (experiment.stop is not None, "the server plays all rounds"),
+        "eval_clients": (experiment.scored is not None, "all clients are scored"),
         "cache_features": (experiment.features is not None, "nodes compute frozen layers"),
     }
     for name, (is_set, why) in reasons.items():

@@ -25,14 +25,14 @@ from pfljax.contract.types import (
 )
 from pfljax.exchange.rounds import UPDATE, WORK, round_key
 from pfljax.flower.deployment import PREDICTIONS, ROUNDS, Deployment, Rows
-from pfljax.flower.wire import names_of
+from pfljax.flower.wire import int32, names_of
 from pfljax.run.experiment import Experiment
 from pfljax.stores import serving
 
 ACCEPTED = "accepted: methods whose clients receive the server's models, or keep their own"
 
 
-class Held(NamedTuple):
+class Holding(NamedTuple):
     """What a device holds.
 
     Attributes:
@@ -72,8 +72,8 @@ def serialized(experiment: Experiment, state: State, number: int, rows: int, bat
     if deployment.topology.between_clients:
         text = f"{experiment.name} predicts with other clients' models"
         raise ArgumentError("path", f"cannot be written: {text}; {ACCEPTED}")
-    client = np.int32(number)
-    done = np.int32(state.round)
+    client = int32(number)
+    done = int32(state.round)
 
     # What the client received last.
     row = jax.tree.map(lambda leaf: jnp.asarray(leaf)[number], state.clients.row)
@@ -87,7 +87,7 @@ def serialized(experiment: Experiment, state: State, number: int, rows: int, bat
         key = deployment.key(ROUNDS)
         index = np.asarray(deployment.download(key, client, done, server, row, cohort))
         models = jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], state.server.models)
-        size = np.int32(experiment.federation.train.size[number])
+        size = int32(experiment.federation.train.size[number])
         predict_key = deployment.key(PREDICTIONS, None, int(done))
         mixture = deployment.select(predict_key, client, done, server, row, size)
         if not np.isin(np.asarray(mixture.index), index).all():
@@ -98,7 +98,7 @@ def serialized(experiment: Experiment, state: State, number: int, rows: int, bat
     reads = jax.tree.map(
         lambda is_read, leaf: leaf if is_read else jnp.zeros_like(leaf), needed, server
     )
-    weights = Held(models, reads, row)
+    weights = Holding(models, reads, row)
     names = names_of(weights)
     leaves, structure = jax.tree.flatten(weights)
     problem = deployment.problem
@@ -111,7 +111,7 @@ def serialized(experiment: Experiment, state: State, number: int, rows: int, bat
         return (x.astype(jnp.float32) - mean) / np.asarray(scaling.std, np.float32)
 
     def program(
-        held: dict[str, Array],
+        holding: dict[str, Array],
         started: Array,
         round_number: Array,
         x: Array,
@@ -120,8 +120,11 @@ def serialized(experiment: Experiment, state: State, number: int, rows: int, bat
         inputs: Array,
     ) -> tuple[dict[str, Array], dict[str, Array], Array]:
         # The weights in the file, unless the device hands over what it holds.
-        now = [jnp.where(started, held[name], leaf) for name, leaf in zip(names, leaves, strict=True)]
-        current: Held = structure.unflatten(now)
+        now = [
+            jnp.where(started, holding[name], leaf)
+            for name, leaf in zip(names, leaves, strict=True)
+        ]
+        current: Holding = structure.unflatten(now)
         train = Split(scaled(x)[None], y[None], size[None])
         validation = jax.tree.map(
             lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), deployment.client_shapes.validation
@@ -131,12 +134,18 @@ def serialized(experiment: Experiment, state: State, number: int, rows: int, bat
         key = round_key(rounds, WORK, round_number)
         step = jnp.zeros((), jnp.int32)
         output = deployment.trace_work(
-            key, client, round_number, step, index, current.models, current.server, current.row, data
+            key,
+            client,
+            round_number,
+            step,
+            index,
+            current.models,
+            current.server,
+            current.row,
+            data,
         )
         trains = size > 0
-        row = jax.tree.map(
-            lambda new, old: jnp.where(trains, new, old), output.row, current.row
-        )
+        row = jax.tree.map(lambda new, old: jnp.where(trains, new, old), output.row, current.row)
         models = current.models
         if deployment.topology is Topology.OWN:
             update_key = jax.random.fold_in(round_key(rounds, UPDATE, round_number), 0)
@@ -171,7 +180,7 @@ def serialized(experiment: Experiment, state: State, number: int, rows: int, bat
             mixture,
             None,
         )[0]
-        following = Held(models, current.server, row)
+        following = Holding(models, current.server, row)
         sent = {} if deployment.topology is Topology.OWN else output.upload
         upload = dict(zip(names_of(sent), jax.tree.leaves(sent), strict=True))
         return dict(zip(names, jax.tree.leaves(following), strict=True)), upload, predictions
@@ -194,4 +203,3 @@ def serialized(experiment: Experiment, state: State, number: int, rows: int, bat
         jax.ShapeDtypeStruct((batch, *x_shape.shape), x_shape.dtype),
     )
     return bytes(jax.export.export(jax.jit(program))(*shapes).serialize())
-

@@ -12,7 +12,9 @@ from pfljax.contract.pooled import is_pooled
 from pfljax.data import Federation
 from pfljax.flower.wire import Arrays
 
-CATEGORY = "="  # in the name of a column that says whether an example has a category; it is never scaled
+CATEGORY = (
+    "="  # in the name of a column that says whether an example has a category; it is never scaled
+)
 
 
 def measure(federation: Federation) -> Arrays:

@@ -33,9 +33,9 @@ from pfljax.exchange.rounds import UPDATE as UPDATE_KEY
 from pfljax.exchange.rounds import WORK as WORK_KEY
 from pfljax.exchange.rounds import round_key
 from pfljax.flower import messages, moments
-from pfljax.flower.deployment import PREDICTIONS, NEWCOMERS, ROUNDS, Deployment, Rows, check
+from pfljax.flower.deployment import NEWCOMERS, PREDICTIONS, ROUNDS, Deployment, Rows, check
 from pfljax.flower.messages import Answer, Memory, NodeConfig, Task, Values
-from pfljax.flower.wire import Arrays, has_section, pack, unpack
+from pfljax.flower.wire import Arrays, has_section, int32, pack, unpack
 from pfljax.run.experiment import Experiment
 from pfljax.stores import serving
 
@@ -52,8 +52,8 @@ def client_of_run(config: NodeConfig, clients: Federation) -> Federation:
     """
     number = config.get("partition-id")
     if number is None:
-        text = "a node needs its client's number, such as --node-config 'partition-id=0'"
-        raise ArgumentError("partition-id", text.replace("--node-config", "the node-config"))
+        text = "a node needs its client's number in its node-config, such as partition-id=0"
+        raise ArgumentError("partition-id", text)
     return one_client(clients, clients.client_number(int(number)))
 
 
@@ -152,9 +152,7 @@ class Node:
             raise ArgumentError("data", f"client {values['client']} has no training example")
         return Answer(values, moments.measure(federation))
 
-    def _prepare(
-        self, task: Task, memory: Memory, config: NodeConfig
-    ) -> tuple[Answer, Memory]:
+    def _prepare(self, task: Task, memory: Memory, config: NodeConfig) -> tuple[Answer, Memory]:
         """Remembers how inputs are scaled; makes the client's first row unless it has one of this run."""
         token = task.values["token"]
         if memory.values.get("token") == token and has_section("now", memory.arrays):
@@ -177,9 +175,9 @@ class Node:
             arrays["secret/key"] = np.frombuffer(secrets.token_bytes(8), np.uint32)
         if not config.get("newcomer", False):
             start = unpack("start", deployment.shapes.start, task.arrays, deployment.travels.first)
-            number = np.int32(config.get("partition-id", 0))
+            number = int32(config.get("partition-id", 0))
             first = deployment.first_row(number, start)
-            arrays |= pack("now", kept(deployment, first))
+            arrays |= pack("now", kept_by_client(deployment, first))
         return Answer({"round": -1}, {}), Memory(values, arrays)
 
     def _examples(self, task: Task, config: NodeConfig) -> Answer:
@@ -214,7 +212,7 @@ class Node:
         return self._federations[key]
 
 
-def kept(deployment: Deployment, first: First) -> First:
+def kept_by_client(deployment: Deployment, first: First) -> First:
     """What a client keeps: its row, and under "own" its model; otherwise the server relays its model."""
     if deployment.topology is Topology.OWN:
         return first
@@ -232,9 +230,9 @@ class Client:
         self.deployment = node.deployment(rows)
         self.experiment = self.deployment.experiment
         self.federation = scaled(node.federation(config), memory.arrays)
-        self.number = np.int32(config.get("partition-id", 0))
-        self.round = np.int32(task.values["round"])
-        self.like = kept(self.deployment, self.deployment.shapes.first)
+        self.number = int32(config.get("partition-id", 0))
+        self.round = int32(task.values["round"])
+        self.like = kept_by_client(self.deployment, self.deployment.shapes.first)
         self.secret = None
         if "secret/key" in memory.arrays:
             self.secret = jax.random.wrap_key_data(jnp.asarray(memory.arrays["secret/key"]))
@@ -292,7 +290,7 @@ class Client:
             key,
             self.number,
             self.round,
-            np.int32(step),
+            int32(step),
             index,
             models,
             server,
@@ -338,10 +336,8 @@ class Client:
         deployment = self.deployment
         key = deployment.key(PREDICTIONS, self.secret, int(self.round))
         server = self.server(deployment.travels.select)
-        size = np.int32(self.federation.train.size[0])
-        return deployment.select(
-            key, self.number, self.round, server, self.first().row, size
-        )
+        size = int32(self.federation.train.size[0])
+        return deployment.select(key, self.number, self.round, server, self.first().row, size)
 
     def evaluate(self) -> tuple[Answer, Memory]:
         """The client's scores on its own examples."""
@@ -355,7 +351,7 @@ class Client:
             models = unpack("models", deployment.shapes.predicted_models, self.task.arrays)
         trained = None
         if self.experiment.never_trained == "global":
-            trained = np.bool_(self.values["trained"])
+            trained = np.asarray(bool(self.values["trained"]))
         scores = deployment.serve(
             self._use(),
             deployment.key(PREDICTIONS, self.secret, int(self.round)),
@@ -397,12 +393,13 @@ class Client:
     def _splits(self) -> dict[str, Split]:
         """The client's splits that have examples, leaves (1, ...)."""
         rows = self.deployment.rows
-        all_rows = {"train": rows.train, "validation": rows.validation}
+        known_rows: dict[str, int] = {"train": rows.train, "validation": rows.validation}
         splits = {}
         for name in SPLITS:
             split: Split = getattr(self.federation, name)
             if split.y.shape[1]:
-                splits[name] = padded(split, all_rows.get(name, split.y.shape[1]))
+                num_rows = known_rows.get(name, split.y.shape[1])
+                splits[name] = padded(split, num_rows)
         return splits
 
     def _measured(self, scores: PyTree) -> dict[str, dict[str, Any]]:

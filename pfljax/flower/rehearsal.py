@@ -101,7 +101,9 @@ class LocalGrid:
         """The nodes that are connected."""
         return [node for node in self.contexts if node not in self.gone]
 
-    def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> list[Any]:
+    def send_and_receive(
+        self, messages: Iterable[Any], *, timeout: float | None = None
+    ) -> list[Any]:
         """The replies of the nodes that are connected."""
         del timeout
         replies = []

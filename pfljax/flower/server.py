@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.contract.errors import ArgumentError, RunError, few
+from pfljax.contract.errors import RunError, few
 from pfljax.contract.types import (
     Array,
     ClientData,
@@ -29,9 +29,9 @@ from pfljax.contract.types import (
 from pfljax.evaluation import metrics
 from pfljax.exchange.rounds import DOWNLOAD, SAMPLE, UPDATE, WORK, cohort_of, round_key
 from pfljax.flower import messages, moments
-from pfljax.flower.deployment import INITIAL, PREDICTIONS, ROUNDS, Deployment, Rows
+from pfljax.flower.deployment import PREDICTIONS, ROUNDS, Deployment, Rows
 from pfljax.flower.messages import Answer, Nodes, Task
-from pfljax.flower.wire import Arrays, num_bytes, pack, unpack
+from pfljax.flower.wire import Arrays, int32, num_bytes, pack, unpack
 from pfljax.run.experiment import Experiment
 
 logger = logging.getLogger("pfljax.flower")
@@ -50,6 +50,9 @@ class Patience(NamedTuple):
     start: float = 600.0
     answer: float = 3600.0
     rejoin: float = 0.0
+
+
+PATIENCE = Patience()
 
 
 class Evaluated(NamedTuple):
@@ -111,7 +114,7 @@ class Federator:
         nodes: Nodes,
         *,
         token: str,
-        patience: Patience = Patience(),
+        patience: Patience = PATIENCE,
         scaling: Literal["federated", "node"] = "federated",
         log: Callable[[str], None] | None = None,
     ):
@@ -134,7 +137,9 @@ class Federator:
 
     # ---- The run.
 
-    def run(self, rounds: int, eval_every: int = 10, tell: Callable[[dict], None] | None = None) -> Outcome:
+    def run(
+        self, rounds: int, eval_every: int = 10, tell: Callable[[dict], None] | None = None
+    ) -> Outcome:
         """Waits for all clients, plays the rounds, and evaluates.
 
         Args:
@@ -236,14 +241,14 @@ class Federator:
         self.prepared |= pack("start", start, deployment.travels.first)
 
         # What the server relays of clients, and what its update reads of their rows.
-        self.state = State(start, First(), np.int32(0))
+        self.state = State(start, First(), int32(0))
         reads_rows = any(jax.tree.leaves(deployment.travels.row))
         relays = deployment.topology.between_clients
         self.rows: list[np.ndarray] = []
         if reads_rows or relays:
             firsts = []
             for number in range(self.num_clients):
-                first = deployment.first_row(np.int32(number), start)
+                first = deployment.first_row(int32(number), start)
                 firsts.append(jax.tree.map(np.asarray, first))
             stacked: First = jax.tree.map(lambda *leaves: np.stack(leaves), *firsts)
             self.rows = leaves_of(stacked.row, deployment.travels.row)
@@ -283,7 +288,7 @@ class Federator:
         self.bytes_down = 0
         self.bytes_up = 0
         deployment = self.deployment
-        number_array = np.int32(number)
+        number_array = int32(number)
         self.state = self.state._replace(round=number_array)
         rounds_key = deployment.key(ROUNDS)
         cohort = self._cohort(rounds_key, number_array)
@@ -316,7 +321,7 @@ class Federator:
                 return all_rows
 
             state = state._replace(clients=jax.tree.map(put, clients, state.clients))
-        self.state = state._replace(round=np.int32(number + 1))
+        self.state = state._replace(round=int32(number + 1))
         if not np.isfinite(loss):
             raise RunError(f"the training loss of round {number + 1} is not finite")
         seconds = time.monotonic() - began
@@ -348,7 +353,7 @@ class Federator:
         no_row = jax.tree.map(np_zeros, deployment.shapes.first.row)
 
         def chosen(client: int) -> np.ndarray:
-            number = np.int32(client)
+            number = int32(client)
             index = deployment.download(key, number, self.state.round, server, no_row, cohort)
             return np.asarray(index)
 
@@ -408,13 +413,13 @@ class Federator:
                 continue
             self.log(f"round {int(state.round) + 1}: client {client} does not answer")
             key = round_key(rounds_key, WORK, state.round)
-            number = np.int32(client)
+            number = int32(client)
             first = deployment.first_row(number, self.start_of_run())
             output = deployment.idle_output(
                 key,
                 number,
                 state.round,
-                np.int32(step),
+                int32(step),
                 index[place],
                 state.server.state,
                 first,
@@ -514,9 +519,7 @@ class Federator:
         no_row = jax.tree.map(np_zeros, deployment.shapes.first.row)
         for client in range(self.num_clients):
             size = np.asarray(self.sizes.train)[client]
-            mixture = deployment.select(
-                key, np.int32(client), self.state.round, server, no_row, size
-            )
+            mixture = deployment.select(key, int32(client), self.state.round, server, no_row, size)
             mixtures[client] = jax.tree.map(np.asarray, mixture)
         return mixtures
 
@@ -538,7 +541,7 @@ class Federator:
 
     def _ask(
         self,
-        tasks: Mapping[int, tuple[str, messages.Values, Arrays]],
+        tasks: Mapping[int, tuple[str, Any, Arrays]],
         clients: dict[int, Known] | None = None,
     ) -> dict[int, Answer]:
         """Asks clients; those that do not answer are missing.
@@ -593,7 +596,11 @@ class Federator:
         """A task for a client, with what the last update made of its row."""
         deployment = self.deployment
         values = values | {"token": self.token, "round": int(self.state.round)}
-        if self.rows and any(jax.tree.leaves(deployment.travels.changed_row)) and name != messages.ADAPT:
+        if (
+            self.rows
+            and any(jax.tree.leaves(deployment.travels.changed_row))
+            and name != messages.ADAPT
+        ):
             travels = jax.tree.leaves(deployment.travels.row)
             stacks = iter(self.rows)
             leaves = [

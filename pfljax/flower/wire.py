@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.contract.errors import RunError
-from pfljax.contract.types import PyTree
+from pfljax.contract.types import Array, PyTree
 
 Arrays = dict[str, np.ndarray]
 
@@ -81,6 +81,11 @@ def zeros_of(leaf: Any) -> Any:
     if is_key(leaf):
         return jnp.broadcast_to(jax.random.key(0), leaf.shape)
     return np.zeros(leaf.shape, leaf.dtype)
+
+
+def int32(value: Any) -> Array:
+    """A number as an array ()."""
+    return np.asarray(value, np.int32)
 
 
 def is_key(leaf: Any) -> bool:

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import optax
 import pytest
-
-import pfljax as pfl
 from commands import call
 from flower_network import Network, wait_until
+
+import pfljax as pfl
 from pfljax.cli import flower
 
 pytest.importorskip("flwr")
