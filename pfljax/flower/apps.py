@@ -21,7 +21,7 @@ from pfljax.flower.server import PATIENCE, Federator, Outcome, Patience
 from pfljax.flower.wire import names_of
 from pfljax.folder import files
 
-# Versions of flwr that the tests have run with; as in the extra.
+# Versions of flwr between those that the tests have run with; as in the extra.
 OLDEST: tuple[int, int] = (1, 26)
 NEWEST: tuple[int, int] = (1, 42)
 VALUES = "pfljax.values"  # names of records

@@ -4,9 +4,9 @@ import importlib.util
 
 import numpy as np
 import pytest
+from commands import call, one_line
 
 import pfljax as pfl
-from commands import call, one_line
 from pfljax.cli import flower
 
 pytest.importorskip("flwr")
