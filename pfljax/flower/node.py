@@ -398,8 +398,8 @@ class Client:
         for name in SPLITS:
             split: Split = getattr(self.federation, name)
             if split.y.shape[1]:
-                num_rows = known_rows.get(name, split.y.shape[1])
-                splits[name] = padded(split, num_rows)
+                num_rows = known_rows[name] if name in known_rows else split.y.shape[1]
+                splits[name] = padded(split, int(num_rows))
         return splits
 
     def _measured(self, scores: PyTree) -> dict[str, dict[str, Any]]:

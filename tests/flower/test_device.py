@@ -54,7 +54,7 @@ def on_device(tmp_path, file, clients, client):
     padded_y = np.zeros((rows,), np.int32)
     padded_y[: len(y)] = y
     size = np.int32(len(y))
-    inputs = inputs[:2].astype(np.float32)
+    inputs = inputs[:1].astype(np.float32)
     np.savez(tmp_path / "examples.npz", x=padded_x, y=padded_y, size=size, inputs=inputs)
     script = tmp_path / "device.py"
     script.write_text(DEVICE)
@@ -69,8 +69,8 @@ def on_device(tmp_path, file, clients, client):
 def test_a_client_that_keeps_its_model_trains_on_a_device_as_here(tmp_path, client):
     run, clients = make_run(pfl.Local())
     result = run.train(2, progress=False)
-    file = result.export_device(tmp_path / "client.stablehlo", client, batch=2)
-    before = result.predict(clients.examples(client)[0][:2], client)
+    file = result.export_device(tmp_path / "client.stablehlo", client, batch=1)
+    before = result.predict(clients.examples(client)[0][:1], client)
     inputs, out = on_device(tmp_path, file, clients, client)
     np.testing.assert_allclose(out["before"], before, atol=1e-6)
     after = run.train(1, progress=False).predict(inputs, client)
@@ -88,7 +88,7 @@ def test_a_device_sends_what_the_server_averages(tmp_path):
     for client in range(3):
         folder = tmp_path / str(client)
         folder.mkdir()
-        file = result.export_device(folder / "client.stablehlo", client, batch=2)
+        file = result.export_device(folder / "client.stablehlo", client, batch=1)
         _, out = on_device(folder, file, clients, client)
         weight = out["upload.weight"]
         assert weight == clients.train.size[client]

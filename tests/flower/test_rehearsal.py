@@ -205,7 +205,9 @@ def test_scaling_is_that_of_all_clients_or_of_each_node():
         )
         return own
 
-    simulation, state = simulated(pfl.FedAvg(), clients)
+    # Full batches, since other files have other orders of the examples.
+    local = pfl.LocalTraining(optimizer=optax.sgd, learning_rate=0.1)
+    simulation, state = simulated(pfl.FedAvg(), clients, local=local)
     outcome, _ = on_flower(simulation, read=read)
     assert_close(state.models, outcome.state.models)
     other, _ = on_flower(simulation, read=read, scaling="node")
