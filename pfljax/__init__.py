@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pfljax import author as author
     from pfljax import data as data
+    from pfljax import flower as flower
     from pfljax import methods as methods
     from pfljax import metrics as metrics
     from pfljax import models as models
@@ -69,7 +70,7 @@ __version__ = "0.3.0"
 
 # The modules that define the public names; `__getattr__` imports them.
 _MODULES = {
-    "pfljax": ("author", "data", "methods", "metrics", "models", "trackers"),
+    "pfljax": ("author", "data", "flower", "methods", "metrics", "models", "trackers"),
     "pfljax.algorithms": (
         "APFL",
         "IFCA",

@@ -14,7 +14,18 @@ PACKAGE = ROOT / "pfljax"
 FILES = sorted(PACKAGE.rglob("*.py"))
 METHOD_FILES = sorted((PACKAGE / "algorithms").glob("[!_]*.py"))
 ROOMS = ["contract", "settings", "models", "exchange", "local", "data", "evaluation", "algorithms"]
-ROOMS += ["stages", "run", "stores", "folder", "training", "planner", "report", "api", "cli"]
+ROOMS += [
+    "stages",
+    "run",
+    "stores",
+    "folder",
+    "training",
+    "planner",
+    "flower",
+    "report",
+    "api",
+    "cli",
+]
 HEAVY = {
     "sklearn",
     "matplotlib",

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ from pfljax.folder import files, former, history
 from pfljax.models import weights
 from pfljax.report.run_data import score_of
 from pfljax.run.experiment import Experiment
-from pfljax.settings.fields import checked
+from pfljax.settings.fields import checked, hyperparameter
 from pfljax.training.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -428,6 +428,81 @@ class Result:
             variables = nnx.to_pure_dict(variables)
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(Path(path).absolute(), jax.tree.map(np.asarray, variables))
+
+    @checked()
+    def export_device(
+        self,
+        path: str | Path,
+        client: int | str,
+        *,
+        rows: Annotated[int | None, hyperparameter(at_least=1)] = None,
+        batch: Annotated[int, hyperparameter(at_least=1)] = 1,
+    ) -> Path:
+        """Writes one client's update and prediction as one program with its weights, in one file.
+
+        A device needs JAX and flatbuffers to run it (`pip install jax flatbuffers`):
+
+            program = jax.export.deserialize(bytearray(file.read_bytes()))
+            held, upload, predictions = program.call(held, started, round, x, y, size, inputs)
+
+        - held: what the client holds, a dict of arrays; at first zeros in the shapes of `program.in_avals`.
+        - started: False takes the weights in the file in place of `held`; True takes `held`, as the last call
+          returned it, with new models of the server's in it if there are any.
+        - round: number of the round, int32, from which mini-batches are drawn; `result.state.round` is the next.
+        - x (rows, *features), y (rows, ...), size: training examples as they were given to the run, with zeros beyond
+          `size`. With size 0 the client does not train.
+        - inputs (batch, *features): examples to predict.
+        - upload: what the client would send, a dict of arrays as the server adds them up: updates are multiplied by
+          their weight. Empty if it sends nothing.
+        - predictions: those of `predict`, after the update: class probabilities (batch, C), or values (batch,).
+
+        The program is for the kind of device that it was written on.
+
+        Args:
+            path: A new file, such as client.stablehlo.
+            client: The client's number, 0 to K - 1, or its name.
+            rows: Number of rows for training examples. Default: as many as the run's largest client has.
+            batch: Number of examples to predict at a time.
+
+        Raises:
+            ArgumentError: if the file exists; if the client predicts with other clients' models; or if it trains with
+                private noise, whose secret no file has.
+
+        Examples:
+            >>> import pathlib, tempfile  # doctest: +SKIP
+            >>> import jax
+            >>> import jax.numpy as jnp
+            >>> import numpy as np
+            >>> import pfljax as pfl
+            >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
+            >>> run = pfl.Run(pfl.Ditto(), clients, pfl.models.MLP(hidden=(4,)))
+            >>> result = run.train(rounds=2, progress=False)
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "client.stablehlo"
+            >>> file = result.export_device(path, client=1)  # doctest: +SKIP
+
+            On the device, without an update:
+
+            >>> program = jax.export.deserialize(bytearray(file.read_bytes()))  # doctest: +SKIP
+            >>> (held, *arrays), _ = jax.tree.unflatten(program.in_tree, program.in_avals)  # doctest: +SKIP
+            >>> held = jax.tree.map(lambda aval: jnp.zeros(aval.shape, aval.dtype), held)  # doctest: +SKIP
+            >>> x, y = (np.zeros(aval.shape, aval.dtype) for aval in arrays[2:4])  # doctest: +SKIP
+            >>> inputs, _ = clients.examples(1)
+            >>> arguments = (held, False, np.int32(2), x, y, np.int32(0), inputs[:1])  # doctest: +SKIP
+            >>> held, upload, predictions = program.call(*arguments)  # doctest: +SKIP
+            >>> bool(np.allclose(predictions, result.predict(inputs[:1], client=1), atol=1e-6))  # doctest: +SKIP
+            True
+        """
+        from pfljax.flower import device  # imported lazily, since few need it
+
+        predictor = self._trained()
+        experiment = predictor.experiment
+        number = experiment.federation.client_number(client)
+        path = Path(path)
+        files.check_new(path, "path", "a new file, such as client.stablehlo")
+        rows = experiment.federation.train.y.shape[1] if rows is None else rows
+        program = device.serialized(experiment, self.state, number, rows, batch)
+        files.write_atomically(path, lambda file: file.write(program))
+        return path
 
     @property
     def plot(self) -> report.Plots:

@@ -15,6 +15,7 @@ COMMANDS = {
     "scaling": "measure time, memory and traffic against the number of clients",
     "methods": "list the methods, with their hyperparameters",
     "estimate": "estimate memory and time on TPUs and GPUs that you do not have",
+    "flower": "write a run as a Flower app, for clients on nodes of their own",
     "report": "write the report page of a run, or of several runs",
     "watch": "serve a page that follows runs while they are trained",
 }

@@ -14,6 +14,8 @@ EXTRA_OF = {  # package -> the extra that installs it
     "PIL": "images",
     "cvxpy": "mixing",
     "datasets": "hf",
+    "flatbuffers": "device",
+    "flwr": "flower",
     "dp_accounting": "privacy",
     "grain": "arrayrecord",
     "h5py": "hdf5",

@@ -59,7 +59,7 @@ class Record(NamedTuple):
 COHORT, DOWNLOAD, WORK, UPDATE, SAMPLE = range(5)  # uses of a round's keys
 
 
-def _key(key: Key, purpose: int, round_number: Array) -> Key:
+def round_key(key: Key, purpose: int, round_number: Array) -> Key:
     """A round's key for a purpose. Of two keys (2,), cohorts use the first; the second may be secret."""
     key = key[int(purpose != COHORT)] if key.ndim else key
     purpose_key = jax.random.fold_in(key, purpose)
@@ -98,7 +98,7 @@ def draw_distinct(key: Key, num: int, count: int) -> Array:
 
 def cohort_of(key: Key, number: Array, num_clients: int, size: int) -> Cohort:
     """The uniform cohort of a round; depends only on `key` and the round, not on the method or plan."""
-    return draw_cohort(_key(key, COHORT, number), num_clients, size)
+    return draw_cohort(round_key(key, COHORT, number), num_clients, size)
 
 
 def known_cohort(
@@ -108,7 +108,7 @@ def known_cohort(
     takes_part = algorithm.engine.takes_part
     if takes_part is None or size == num_clients:
         return cohort_of(key, number, num_clients, size)
-    work_key = _key(key, WORK, number)
+    work_key = round_key(key, WORK, number)
 
     def comes(client: Array) -> Array:
         return takes_part(jax.random.fold_in(work_key, client))
@@ -129,7 +129,7 @@ def sample_cohort(
     """
     if algorithm.sample is None:
         return known_cohort(algorithm, key, number, tree.num_rows(clients), size)
-    sample_key = _key(key, SAMPLE, number)
+    sample_key = round_key(key, SAMPLE, number)
     ids = algorithm.sample(sample_key, state._replace(round=number), clients)
     if ids.shape != (size,):
         text = f"returned ids of shape {ids.shape}; accepted: ({size},), the size of a cohort"
@@ -189,10 +189,10 @@ def make_cohort_round(
     ) -> tuple[State, Record]:
         # Every client of the cohort decides which models it receives.
         state = state._replace(round=number)
-        download_key = _key(key, DOWNLOAD, number)
+        download_key = round_key(key, DOWNLOAD, number)
         index = lifting.download(algorithm, plan, download_key, state, cohort)
         position = index if algorithm.topology.on_server else cohort.position(index)
-        work_key = _key(key, WORK, number)
+        work_key = round_key(key, WORK, number)
         current = _Round(work_key, number, cohort, index, position, clients)
 
         def exchange(step: Array, state: State, later: bool = False) -> tuple[State, Record]:
@@ -200,7 +200,7 @@ def make_cohort_round(
             state, aggregate, server_bytes = _exchange(algorithm, plan, current, step, state, later)
             moved = traffic.exchange_traffic(state.models, aggregate, server_bytes)
             record = _record(algorithm, current, step, aggregate, moved)
-            update_key = jax.random.fold_in(_key(key, UPDATE, number), step)
+            update_key = jax.random.fold_in(round_key(key, UPDATE, number), step)
             state, metrics = algorithm.server_update(update_key, state, aggregate)
             return state, record._replace(metrics=metrics)
 

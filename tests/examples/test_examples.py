@@ -229,3 +229,10 @@ def test_a_proximal_head_and_server_momentum_are_their_equations():
         speed = jax.tree.map(lambda v, old, new: momentum * v + old - new, speed, theta, mean)
         theta = jax.tree.map(jnp.subtract, theta, speed)
         toys.assert_trees_close(tree.first(state.models["Dense_0"]), theta, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_run_on_flower_has_the_scores_of_its_simulation():
+    pytest.importorskip("flwr")
+    simulated, deployed = load("deploy_on_flower").main(rounds=3)
+    np.testing.assert_allclose(deployed, simulated, atol=1e-6)
