@@ -499,8 +499,8 @@ class Result:
         number = experiment.federation.client_number(client)
         path = Path(path)
         files.check_new(path, "path", "a new file, such as client.stablehlo")
-        rows = experiment.federation.train.y.shape[1] if rows is None else rows
-        program = device.serialized(experiment, self.state, number, rows, batch)
+        num_rows = experiment.federation.train.y.shape[1] if rows is None else rows
+        program = device.serialized(experiment, self.state, number, num_rows, batch)
         files.write_atomically(path, lambda file: file.write(program))
         return path
 
