@@ -316,11 +316,15 @@ def calls() -> dict[str, Called]:
     source = sources.digits()
     file = {"file": "nowhere"}
     folder = {"folder": "runs"}
+
+    def given(name: str) -> dict[str, str]:
+        """What a source requires."""
+        if name in sources.NAMED:
+            return {"name": "mlp"}
+        return file if requires(sources.SOURCES[name]) else {}
+
     of_sources = {
-        f"sources.{name}": Called(
-            source, {"name": "mlp"} if name == "tfds" else file if requires(source) else {}
-        )
-        for name, source in sources.SOURCES.items()
+        f"sources.{name}": Called(source, given(name)) for name, source in sources.SOURCES.items()
     }
     assigned = partitions.assign(source, partitions.IID(), num_clients=4)
     pixels = {"num_clients": 2, "examples": 2, "shape": (2,), "num_classes": 2, "seed": 0}
@@ -373,6 +377,9 @@ def calls() -> dict[str, Called]:
         "with_attackers": Called(clients.with_attackers, {"share": 0.5}),
         "Result.save_model": Called(
             MethodType(pfl.Result.save_model, "a result"), {"path": "x", "client": 0}
+        ),
+        "Result.export_device": Called(
+            MethodType(pfl.Result.export_device, "a result"), {"path": "x", "client": 0}
         ),
         "Table.save_figures": Called(MethodType(pfl.Table.save_figures, "a table"), folder),
         "Table.to_latex": Called(MethodType(pfl.Table.to_latex, "a table")),

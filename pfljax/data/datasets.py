@@ -229,15 +229,13 @@ def or_torch_data(read: Callable[..., Federation]) -> Callable[..., Federation]:
     """A function that reads files, and takes PyTorch's data sets in place of a file, too."""
 
     @functools.wraps(read)
-    def call(
-        file: Any,
-        num_clients: int | None = None,
-        partition: Choice | None = None,
-        **options: Any,
-    ) -> Federation:
+    def call(*args: Any, **options: Any) -> Federation:
+        arguments = dict(zip(("file", "num_clients", "partition"), args, strict=False)) | options
+        file = arguments.get("file")
         if not is_torch_data(file):
-            return read(file, num_clients, partition, **options)
-        return Federation.from_arrays(file, num_clients=num_clients, partition=partition, **options)
+            return read(*args, **options)
+        del arguments["file"]
+        return Federation.from_arrays(file, **arguments)
 
     return call
 

@@ -23,7 +23,6 @@ from pfljax.evaluation.fine_tuning import fine_tuned
 from pfljax.evaluation.measures import Metric
 from pfljax.evaluation.metrics import outputs, score_of_task
 from pfljax.exchange.in_python import PythonPlan
-from pfljax.exchange.lifting import shapes_of_client
 from pfljax.exchange.plan import ExecutionPlan, Peers, Plan, make_plan
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
@@ -35,7 +34,7 @@ from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
 from pfljax.stages.latecomers import latecomers_stage
 from pfljax.stages.networks import Mixed
-from pfljax.stages.optimizers import keeps_optimizers, optimizer_stage
+from pfljax.stages.optimizers import OptimizerStages
 from pfljax.stages.pipeline import pipelined
 from pfljax.stages.server import Server
 from pfljax.stages.stage import StageMaker
@@ -349,7 +348,7 @@ class Experiment:
         """
         noised = self.client_privacy.active
         return [
-            functools.partial(optimizer_stage, shapes=self.optimizer_shapes),
+            self.optimizer_stages,
             self.attack.stage,
             self.compression.downloads,
             self.compression.uploads,
@@ -364,14 +363,10 @@ class Experiment:
         ]
 
     @functools.cached_property
-    def optimizer_shapes(self) -> PyTree:
-        """Shapes and types of the optimizer states that a client returns, or () if nothing of them lasts."""
-        problem = self.problem
-        if not keeps_optimizers(problem):
-            return ()
-        algorithm = self.built(problem, self.method)
-        clients = tree.shapes_of_rows(self.federation.client_data, problem.num_clients)
-        return shapes_of_client(algorithm, clients, problem.cohort_size).output.opt_state
+    def optimizer_stages(self) -> OptimizerStages:
+        """What makes the stage that keeps optimizers."""
+        clients = tree.shapes_of_rows(self.federation.client_data, self.problem.num_clients)
+        return OptimizerStages(clients)
 
     def built(self, problem: Problem, method: Any, learning_rate: Any = None) -> Algorithm:
         """The method without stages, for one network or several."""
