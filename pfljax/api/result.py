@@ -469,7 +469,7 @@ class Result:
                 private noise, whose secret no file has.
 
         Examples:
-            >>> import pathlib, tempfile  # doctest: +SKIP
+            >>> import pathlib, tempfile
             >>> import jax
             >>> import jax.numpy as jnp
             >>> import numpy as np

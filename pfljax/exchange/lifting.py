@@ -192,7 +192,7 @@ def serve(
         plan: How clients are mapped.
         use: (prediction, a client's inputs) -> anything. The prediction has its models and weights.
         key: Key of the predictions.
-        state: The state, whose `clients` are clients `ids`. It has all models that clients can download, or, with a
+        state: The state, whose `clients` are clients `ids`. Under "peers" it has all K clients' models, or, with a
             `mixture`, those of its index, J for each client.
         ids: (n,) int32 numbers of the clients.
         clients: Their data, stacked.
@@ -202,7 +202,7 @@ def serve(
     """
     topology = algorithm.topology
     # Models that were fetched are in their client's rows, as its own are; no client reads those of others.
-    if mixture is not None or (topology.first_is_own and not topology.reads_others):
+    if topology.first_is_own and (mixture is not None or not topology.reads_others):
         topology = Topology.OWN
     if mixture is None:
         mixture = select_models(algorithm, plan, key, state, ids, clients.train.size)

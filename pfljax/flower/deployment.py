@@ -33,6 +33,7 @@ from pfljax.contract.types import (
     Split,
     Start,
     State,
+    Topology,
 )
 from pfljax.exchange import lifting
 from pfljax.exchange.in_python import collect
@@ -330,8 +331,10 @@ class Deployment:
             state = state._replace(server=state.server._replace(models=models))
         else:
             state = state._replace(clients=state.clients._replace(model=models))
+        # The models were fetched, those of a server, too.
+        algorithm = dataclasses.replace(self.algorithm, topology=Topology.OWN)
         return lifting.serve(
-            self.algorithm,
+            algorithm,
             self.plan,
             use,
             key,
