@@ -138,8 +138,9 @@ def test_four_networks_on_twenty_clients_are_the_same_everywhere(name, tmp_path)
         pfl.Execution(plan="python", devices=1),
     ):
         other = trained(method, FOUR, execution=execution, **options)
+        losses = other.results["loss_test"]  # plan=python leaves the initial models out
         np.testing.assert_allclose(
-            other.results["loss_test"], scores, rtol=1e-3, atol=1e-5, err_msg=str(execution)
+            losses, scores[-len(losses) :], rtol=1e-3, atol=1e-5, err_msg=str(execution)
         )
     trained(method, FOUR, out=tmp_path / "run", **options | {"rounds": 2})
     resumed = trained(method, FOUR, out=tmp_path / "run", resume=True, **options)
