@@ -1,6 +1,7 @@
 """The ledger of results: every table of docs/results is made from an entry in docs/results/data.
 
 python -m experiments.ledger add NAME FOLDER [FOLDER ...]    an entry from finished runs
+python -m experiments.ledger repeat NAME FOLDER [FOLDER ...] records that some of an entry's runs were repeated
 python -m experiments.ledger write                           the tables of docs/results, from the entries
 python -m experiments.ledger check                           whether they are the same, byte for byte
 python -m experiments.ledger stale                           tables whose methods compute something else by now
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.ledger import added, commits, entries, scoreboard, stale, tables
+from experiments.ledger import added, commits, entries, repeated, scoreboard, stale, tables
 from experiments.ledger.entries import ROOT, Entry
 
 
@@ -36,6 +37,12 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(dest="command", required=True)
     for name in ("write", "check", "stale", "broken", "scoreboard"):
         commands.add_parser(name)
+    repeat = commands.add_parser("repeat")
+    repeat.add_argument("name", help="the entry's name")
+    repeat.add_argument("folders", nargs="+", type=Path, help="output folders of repeated runs")
+    repeat.add_argument(
+        "--row_first", action="store_true", help="run folders are ROW/COLUMN instead of COLUMN/ROW"
+    )
     add = commands.add_parser("add")
     add.add_argument("name", help="the entry's name, such as federico-table1-digits")
     add.add_argument("folders", nargs="+", type=Path, help="output folders of one table's runs")
@@ -93,12 +100,23 @@ def add(words: argparse.Namespace, root: Path) -> None:
         )
 
 
+def repeat(words: argparse.Namespace, root: Path) -> None:
+    """Records the repeated runs of an entry, and what its methods compute now."""
+    entry = entries.read(root)[words.name]
+    entry = repeated.recorded(entry, words.folders, row_first=words.row_first, root=root)
+    entries.write(words.name, entry, root)
+    print(f"{words.name}: {entry.repeated}")
+
+
 def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Runs a command; returns its exit code."""
     words = parser().parse_args(argv)
     try:
         if words.command == "add":
             add(words, root)
+            return 0
+        if words.command == "repeat":
+            repeat(words, root)
             return 0
         found = entries.read(root)
         if words.command == "check":

@@ -10,7 +10,7 @@ import platform
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.ledger import programs
 from experiments.ledger.commits import changed
@@ -29,6 +29,45 @@ HEADS = {
     "learning_rate": "rate",
     "megabytes": "MB per client and round",
 }
+
+
+class Runs(NamedTuple):
+    """Finished runs.
+
+    Attributes:
+        runs: Their figures, as an entry has them, oldest first.
+        configs: Their settings.
+        commits: Their commits, without repetition.
+        paths: Their summaries' files.
+    """
+
+    runs: list[dict[str, Any]]
+    configs: list[dict[str, Any]]
+    commits: list[str]
+    paths: list[Path]
+
+
+def read_runs(folders: Sequence[Path], *, row_first: bool = False) -> Runs:
+    """Reads the finished runs in some folders; see `entry_of`.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    summaries = sorted(
+        (path for folder in folders for path in folder.rglob("summary.json")), key=os.path.getmtime
+    )
+    paths = [path for path in summaries if TRIAL.fullmatch(path.parent.name)]
+    if not paths:
+        raise ValueError(
+            f"no finished runs (split-N-seed-M or seed-N) in {', '.join(map(str, folders))}"
+        )
+    configs = [former.read_config(path.parent / "config.json") for path in paths]
+    runs = []
+    for path, config in zip(paths, configs, strict=True):
+        row, column = names_of(path, folders, row_first)
+        runs.append(run_of(path, config, row, column))
+    commits = list(dict.fromkeys(filter(None, (config["git_commit"] for config in configs))))
+    return Runs(runs, configs, commits, paths)
 
 
 def entry_of(
@@ -57,22 +96,7 @@ def entry_of(
     Raises:
         ValueError: if there are no runs, or if their commit is not known.
     """
-    summaries = sorted(
-        (path for folder in folders for path in folder.rglob("summary.json")), key=os.path.getmtime
-    )
-    found = [(path, TRIAL.fullmatch(path.parent.name)) for path in summaries]
-    paths = [path for path, trial in found if trial]
-    if not paths:
-        raise ValueError(
-            f"no finished runs (split-N-seed-M or seed-N) in {', '.join(map(str, folders))}"
-        )
-    configs = [former.read_config(path.parent / "config.json") for path in paths]
-    parts = [names_of(path, folders, row_first) for path in paths]
-    runs = [
-        run_of(path, config, *names)
-        for path, config, names in zip(paths, configs, parts, strict=True)
-    ]
-    commits = list(dict.fromkeys(filter(None, (config["git_commit"] for config in configs))))
+    runs, configs, commits, paths = read_runs(folders, row_first=row_first)
     if not (commit := commit or next(iter(commits), None)):
         raise ValueError("the runs do not say their commit; accepted: --commit")
     if not called and not all("command" in config for config in configs):

@@ -17,7 +17,11 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[2]
 DATA = Path("docs/results/data")  # from the repository's root
 ARCHIVE = DATA / "archive"
-OPTIONAL = ("programs", "programs_jax")  # of an entry; its file leaves them out if they are None
+OPTIONAL = (
+    "programs",
+    "programs_jax",
+    "repeated",
+)  # of an entry; its file leaves them out if they are None
 PARTITION = "partition:"  # before a partition's name among programs
 SPREAD = re.compile(r"(-?[\d.]+) ± ([\d.]+)")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -84,6 +88,7 @@ class Entry:
         programs: Digests of what its methods computed when it was measured, by name, and of its partition, as
             "partition:NAME" (see `experiments.ledger.programs`); None if they were not recorded.
         programs_jax: The version of jax of these digests.
+        repeated: How a part of the runs was repeated at a later commit, whose programs these are; None: it was not.
     """
 
     title: str
@@ -99,6 +104,7 @@ class Entry:
     runs: list[dict[str, Any]] | None = None
     programs: dict[str, str] | None = None
     programs_jax: str | None = None
+    repeated: str | None = None
 
     def value(self, row: Row, column: Column) -> Value | None:
         """The value in a cell, in percent if it is an accuracy; None if the cell has no number."""

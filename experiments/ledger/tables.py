@@ -147,6 +147,7 @@ def caption(name: str, entry: Entry) -> str:
         f"{entry.title}. Ledger entry [{name}](data/{name}.json): {'; '.join(filter(None, parts))}."
     )
     said += "" if entry.runs else " Figures as published; runs were not kept."
+    said += f" Repeated: {entry.repeated}." if entry.repeated else ""
     return textwrap.fill(said, 120, break_long_words=False, break_on_hyphens=False)
 
 

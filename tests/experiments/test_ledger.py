@@ -1,6 +1,7 @@
 """The ledger: what an entry is, the tables made of it, what is stale, and the papers' scoreboard."""
 
 import copy
+import datetime
 import json
 import re
 import subprocess
@@ -484,6 +485,70 @@ def finished(folder, method, seed, accuracy, commit: str | None = "0123456789abc
         "versions": {"python": "3.11.7", "jax": "0.10.2"},
     }
     (folder / "config.json").write_text(json.dumps(config))
+
+
+def entry_with_runs(folder, root, accuracies):
+    """An entry of runs of Local on several seeds, without programs."""
+    for seed, accuracy in enumerate(accuracies):
+        finished(folder / "local" / f"seed-{seed}", "local", seed, accuracy)
+    assert main(["add", "new", str(folder)], root) == 0
+
+
+@pytest.mark.parametrize(
+    "again, said",
+    [
+        ([0.5, 0.7, 0.6, 0.8, 0.9], "5 of 6 runs at commit {} ({}), all with the same figures"),
+        (
+            [0.5, 0.7, 0.6, 0.8, 0.91],
+            "5 of 6 runs at commit {} ({}), 4 equal, the others differ by at most 1 points",
+        ),
+    ],
+)
+def test_repeated_runs_record_what_methods_compute_now(repository, tmp_path, capsys, again, said):
+    root, commit = repository
+    entry_with_runs(tmp_path / "before", root, [0.5, 0.7, 0.6, 0.8, 0.9, 0.4])
+    assert entries.read(root)["new"].programs is None
+    for seed, accuracy in enumerate(again):
+        finished(tmp_path / "after" / "local" / f"seed-{seed}", "local", seed, accuracy, commit)
+    assert main(["repeat", "new", str(tmp_path / "after")], root) == 0, capsys.readouterr()
+
+    entry = entries.read(root)["new"]
+    today = datetime.date.today().isoformat()
+    assert entry.repeated == said.format(commit[:10], today)
+    assert entry.programs == programs.digests(["local", "partition:iid"])
+    assert f"Repeated: {entry.repeated}." in " ".join(tables.caption("new", entry).split())
+
+
+@pytest.mark.parametrize(
+    "row, seeds, again, commit_known, said",
+    [
+        ("local", [0, 1], [0.5, 0.75], True, "1 of 2 repeated runs are equal"),
+        ("local", [0, 1], [0.5, 0.73], True, "differs by 3.00 points"),
+        ("ditto", [0], [0.5], True, "no repeated run has the row"),
+        ("local", [7], [0.5], True, "no repeated run has the row"),
+        ("local", [0], [0.5], False, "the code is not that of the repeated runs' commit"),
+    ],
+)
+def test_repeated_runs_that_prove_nothing_are_refused(
+    repository, tmp_path, capsys, row, seeds, again, commit_known, said
+):
+    root, commit = repository
+    entry_with_runs(tmp_path / "before", root, [0.5, 0.7])
+    measured = commit if commit_known else "0123456789abcdef"
+    for seed, accuracy in zip(seeds, again, strict=True):
+        finished(tmp_path / "after" / row / f"seed-{seed}", row, seed, accuracy, measured)
+    assert main(["repeat", "new", str(tmp_path / "after")], root) == 1
+    assert said in capsys.readouterr().err
+    assert entries.read(root)["new"].repeated is None
+
+
+def test_a_row_without_a_repeated_run_is_refused(repository, tmp_path, capsys):
+    root, commit = repository
+    finished(tmp_path / "before" / "ditto" / "seed-0", "ditto", 0, 0.6)
+    entry_with_runs(tmp_path / "before", root, [0.5])
+    finished(tmp_path / "after" / "local" / "seed-0", "local", 0, 0.5, commit)
+    assert main(["repeat", "new", str(tmp_path / "after")], root) == 1
+    assert "no run was repeated of ditto" in capsys.readouterr().err
 
 
 def test_add_makes_an_entry_of_finished_runs(root, tmp_path, capsys):
