@@ -78,8 +78,10 @@ def trained_names(module: nn.Module) -> list[str] | None:
 
 def has_frozen(module: Any) -> bool:
     """Whether a model's module is a PyTorch module in which parameters have no gradients."""
-    is_module = isinstance(module, TorchModule) and module.is_module
-    return is_module and trained_names(module.made_of) is not None
+    if not isinstance(module, TorchModule) or not module.is_module:
+        return False
+    made_of: Any = module.made_of
+    return trained_names(made_of) is not None
 
 
 def network_of(module: TorchModule, example: PyTree) -> Network:

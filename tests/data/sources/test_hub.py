@@ -148,7 +148,9 @@ def test_another_split_may_be_the_test_split(tmp_path):
     ):
         source = sources.hub(str(tmp_path / "three"), test_split="validation")
     assert source.is_test.tolist() == [False] * 8 + [True] * 3
-    with pytest.raises(ArgumentError, match=r"^test_split=dev: .*three has train, validation, test"):
+    with pytest.raises(
+        ArgumentError, match=r"^test_split=dev: .*three has train, validation, test"
+    ):
         sources.hub(str(tmp_path / "three"), test_split="dev")
     made(slice(0, 8)).save_to_disk(tmp_path / "one")
     with pytest.raises(ArgumentError, match=r"^test_split=dev: .*one has no splits"):
