@@ -376,7 +376,7 @@ class Federation:
         Args:
             x: (n, *features) numbers; or a dict, tuple or named tuple of such arrays, which the model receives as well.
                 Or, without y, a Dataset or DataLoader of PyTorch with pairs (x, y), all of which are read once; or a
-                list or dict of these, one for each client.
+                list or dict with one of these, or a pair of them to train and to test on, for each client.
             y: (n,) targets: integers are classes 0..C-1; strings are classes in sorted order, with their names in
                 `class_names` (predictions stay numbers); floats are regression targets (unless `num_classes` is given).
                 Or (n, ...): a class for each position of a sequence or image, where negative ones are ignored; several
@@ -428,11 +428,6 @@ class Federation:
             >>> pfl.Federation.from_arrays(x, y, num_clients=5, partition=partition).num_clients
             5
         """
-        names_test_split = {"official_test", "replacement"} & options.keys()
-        if is_test is not None and "test_fraction" in options and not names_test_split:
-            text = "is_test says which examples are for testing; name one of the two"
-            raise ArgumentError("test_fraction", text)
-        splits = make_splits(splits, options, official_test=is_test is not None)
         if is_torch_data(x):
             if y is not None:
                 raise ArgumentError(
@@ -440,11 +435,22 @@ class Federation:
                 )
             if channels_first is None:
                 channels_first = True
-            x, y, clients = read_torch(x)
-            if clients is not None and client is not None:
+            read = read_torch(x)
+            x = read.x
+            y = read.y
+            if read.client is not None and client is not None:
                 text = "accepted with one data set; x has one for each client"
                 raise ArgumentError("client", text)
-            client = clients if clients is not None else client
+            if read.is_test is not None and is_test is not None:
+                text = "accepted with one data set for each client; x has one of test examples, too"
+                raise ArgumentError("is_test", text)
+            client = read.client if read.client is not None else client
+            is_test = read.is_test if read.is_test is not None else is_test
+        names_test_split = {"official_test", "replacement"} & options.keys()
+        if is_test is not None and "test_fraction" in options and not names_test_split:
+            text = "is_test says which examples are for testing; name one of the two"
+            raise ArgumentError("test_fraction", text)
+        splits = make_splits(splits, options, official_test=is_test is not None)
         if y is None:
             raise ArgumentError("y", "is missing; accepted: the targets of the examples in x")
         if num_classes is not None and task == "auto":

@@ -21,6 +21,7 @@ from pfljax.contract.types import Array, PyTree, Task
 from pfljax.models import losses, networks, recurrent, transformers
 from pfljax.models.losses import Loss
 from pfljax.models.model import ACCEPTED, FLOAT32, Model, module_of
+from pfljax.models.pytorch import with_frozen
 from pfljax.models.rewriting import equations
 from pfljax.models.standardizing import inside
 from pfljax.models.structure import is_flax
@@ -244,6 +245,7 @@ def build(
         model = Model(module, batch(features, 1))
     elif model.example_input is None:
         model = dataclasses.replace(model, example_input=batch(features, 1))
+    model = with_frozen(model)
 
     criterion = losses.named(loss, task)
     model = dataclasses.replace(
@@ -317,7 +319,11 @@ def called(factory: Any, outputs: int, name: str) -> Any:
         return factory
     factory = with_outputs(factory, outputs, name)
     try:
-        return factory if "rngs" in arguments(factory) else wrapped(factory())
+        if "rngs" in arguments(factory):
+            return factory
+        module = wrapped(factory())
+        # A function of PyTorch modules is called for each random key, too.
+        return TorchModule(factory) if isinstance(module, TorchModule) else module
     except ArgumentError:
         raise
     except Exception as error:  # a user's function

@@ -14,6 +14,7 @@ import numpy as np
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array
 from pfljax.models.model import Model, module_of
+from pfljax.models.torch_modules import has_frozen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +45,12 @@ class Networks:
         pairs = self.networks.items() if isinstance(self.networks, Mapping) else self.networks
         networks = []
         for name, model in pairs:
-            if isinstance(model, Model) and model.frozen is not None:
+            module = module_of(model)
+            is_frozen = isinstance(model, Model) and model.frozen is not None
+            if is_frozen or has_frozen(module):
                 text = "accepted: networks without frozen parts, if they differ"
                 raise ArgumentError("model", text, name)
-            networks.append((str(name), module_of(model)))
+            networks.append((str(name), module))
         object.__setattr__(self, "networks", tuple(networks))
         if len(self.networks) < 2:
             text = "accepted: at least two networks by name, or one module"

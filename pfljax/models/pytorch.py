@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.models.model import Model
-from pfljax.models.torch_modules import TorchModule, is_torch, is_torch_class, load_torch
+from pfljax.models.torch_modules import (
+    TorchModule,
+    is_torch,
+    is_torch_class,
+    load_torch,
+    trained_names,
+)
 
 if TYPE_CHECKING:
     from torch import nn  # pyright: ignore[reportMissingImports]
@@ -31,6 +38,7 @@ def from_torch(
         module: A module, whose parameters are the initial model of all clients. Or a class of modules or a function
             that creates one, whose argument may be the number of classes. It is called with random numbers from
             JAX's keys, so that independent initial models have the distributions that the module's code draws from.
+            Parameters without `requires_grad` are constants there.
         trainable: With a module, what is trained of it: regular expressions on names of parameters, with "/" in place
             of ".", or adapters such as `pfl.adapters.lora(rank=8)`, one or several. All else is stored once for all
             clients and never sent. (): the parameters with `requires_grad`.
@@ -62,7 +70,7 @@ def from_torch(
     if not is_module and not is_torch_class(module) and not callable(module):
         text = "accepted: a torch.nn.Module, a class of modules, or a function that returns one"
         raise ArgumentError("module", text, type(module).__name__)
-    network = load_torch()
+    load_torch()
     torch_module = TorchModule(module)
     if not is_module:
         if trainable:
@@ -70,14 +78,33 @@ def from_torch(
             raise ArgumentError("trainable", text)
         return Model(torch_module)
 
-    # Parameters without gradients are frozen.
+    model = Model(torch_module)
     if not trainable:
-        trained = network.trained_names(module)
-        if trained is None:
-            return Model(torch_module)
-        if not trained:
-            text = "has no parameter with requires_grad, so nothing would be trained"
-            raise ArgumentError("module", text)
-        trainable = [f"^{re.escape(name)}$" for name in trained]
+        return with_frozen(model, frozen_dtype, "module")
     values = module.state_dict()
     return Model(torch_module, frozen=values, trainable=trainable, frozen_dtype=frozen_dtype)
+
+
+def with_frozen(model: Model, frozen_dtype: str = "float32", argument: str = "model") -> Model:
+    """A model whose frozen parameters are those of its PyTorch module without gradients; any other as it is.
+
+    Raises:
+        ArgumentError: if the module has parameters, but none with gradients.
+    """
+    torch_module = model.module
+    is_module = isinstance(torch_module, TorchModule) and torch_module.is_module
+    if not is_module or model.frozen is not None:
+        return model
+    module: Any = torch_module.made_of
+    trained = trained_names(module)
+    if trained is None:
+        return model
+    if not trained:
+        text = "has no parameter with requires_grad, so nothing would be trained"
+        raise ArgumentError(argument, text)
+    return dataclasses.replace(
+        model,
+        frozen=module.state_dict(),
+        trainable=[f"^{re.escape(name)}$" for name in trained],
+        frozen_dtype=frozen_dtype,
+    )

@@ -88,8 +88,8 @@ def inside(module: Any) -> tuple[Any, Statistics | None]:
         return module.standardized_module, None
     if isinstance(module, TorchModule):
         made_of: Any = module.made_of
-        buffers = getattr(made_of, "_buffers", {})
-        if not any(name.startswith(f"{SCALING}/") for name in buffers):
+        buffers = made_of.named_buffers(recurse=False) if module.is_module else ()
+        if not any(name.startswith(f"{SCALING}/") for name, _ in buffers):
             return module, None
         from pfljax.models import torch_export  # imported lazily, since it needs PyTorch
 

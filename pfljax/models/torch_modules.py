@@ -64,6 +64,26 @@ def wrapped(module: Any) -> Any:
     return TorchModule(module) if is_torch(module) or is_torch_class(module) else module
 
 
+def trained_names(module: nn.Module) -> list[str] | None:
+    """Names of the parameters with gradients, with "/" in place of "."; None: all have them."""
+    names = []
+    is_all = True
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            names.append(name.replace(".", "/"))
+        else:
+            is_all = False
+    return None if is_all else names
+
+
+def has_frozen(module: Any) -> bool:
+    """Whether a model's module is a PyTorch module in which parameters have no gradients."""
+    if not isinstance(module, TorchModule) or not module.is_module:
+        return False
+    made_of: Any = module.made_of
+    return trained_names(made_of) is not None
+
+
 def network_of(module: TorchModule, example: PyTree) -> Network:
     """The module as a `Network`, given shapes and types of its inputs (B, *features)."""
     return load_torch().TorchNetwork(module, example)

@@ -13,15 +13,18 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
+from jax.core import Tracer
 from torch import nn  # pyright: ignore[reportMissingImports]
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportMissingImports]
+from torch.nn.parameter import is_lazy  # pyright: ignore[reportMissingImports]
+from torch.utils import _pytree as torch_pytree  # pyright: ignore[reportMissingImports]
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Mode, Params, PyTree
@@ -30,6 +33,14 @@ from pfljax.models.structure import Around, Network, Path, by_name, key_and_mask
 from pfljax.models.torch_modules import TorchModule, is_torch, name_of
 
 COUNT = "num_batches_tracked"  # of batch normalization, an integer
+HALF = (torch.bfloat16, torch.float16)
+# What JAX raises where Python or NumPy need a tensor's values
+VALUES_NEEDED = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 
 
 def import_torchax() -> Any:
@@ -71,9 +82,97 @@ Tensor = torchax.tensor.Tensor
 View = torchax.view.View
 
 
+class Data(Tensor):
+    """What `x.data` is in a forward pass: the values of x, through which no gradient flows."""
+
+
+def data_of(tensor: Any) -> Any:
+    """A tensor's `data`. Code that creates modules may write into it, so there it is the tensor itself."""
+    if not torch.is_grad_enabled():
+        return tensor
+    return Data(jax.lax.stop_gradient(tensor.jax()), tensor._env)
+
+
+# torchax returns the tensor itself, with its gradient.
+Tensor.data = property(data_of, Tensor.data.fset)
+
+
+class Environment(torchax.tensor.Environment):
+    """torchax's operations.
+
+    Tensors of PyTorch's own are constants among them. Results have no gradient within `torch.no_grad()`.
+
+    Attributes:
+        stored: The arrays, by id, of an earlier forward pass, which this one must not read.
+    """
+
+    stored: Collection[int] = frozenset()
+
+    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        operands = (args, kwargs or {})
+        if self.stored and reads(operands, self.stored):
+            text = "its forward pass reads tensors that an earlier one stored in an attribute"
+            raise ArgumentError("model", f"{text}; accepted: buffers")
+        first = args[0] if args else None
+        if isinstance(first, Data) and writes(func, {}):
+            text = "its forward pass writes into x.data; accepted: x itself, within torch.no_grad()"
+            raise ArgumentError("model", text)
+        is_plain = [is_constant(leaf) for leaf in tensors_in(operands)]
+        if any(is_plain) and not all(is_plain):
+            written = operands[1].get("out", first)
+            if is_constant(written) and writes(func, operands[1]):
+                text = "writes into a tensor that is neither an input, a parameter nor a buffer"
+                hint = "accepted: a new tensor, without a device of its own"
+                raise ArgumentError("model", f"its forward pass {text}; {hint}")
+            args, kwargs = torch_pytree.tree_map_only(torch.Tensor, constant_to_array, operands)
+        result = super().dispatch(func, types, args, kwargs)
+        if torch.is_grad_enabled():
+            return result
+        inputs = set(map(id, tensors_in((args, kwargs))))
+
+        def convert(tensor: Any) -> Any:
+            # What an operation changed in place stays the same tensor.
+            return tensor if id(tensor) in inputs else without_gradient(tensor)
+
+        return torch_pytree.tree_map_only(Tensor, convert, result)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in a tree."""
+    return [leaf for leaf in torch_pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def reads(operands: Any, arrays: Collection[int]) -> bool:
+    """Whether tensors of torchax's among the operands have one of these arrays."""
+    tensors: list[Any] = [leaf for leaf in tensors_in(operands) if isinstance(leaf, Tensor)]
+    return any(id(tensor.jax()) in arrays for tensor in tensors)
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value is a tensor of PyTorch's own, and not one of torchax's."""
+    return isinstance(value, torch.Tensor) and not isinstance(value, Tensor | View)
+
+
+def constant_to_array(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of PyTorch's own as one of torchax's, which are returned as they are."""
+    return Tensor(jnp.asarray(array_of(tensor)), ENV) if is_constant(tensor) else tensor
+
+
+def without_gradient(tensor: Any) -> Any:
+    """A tensor of torchax's through which no gradient flows."""
+    return Tensor(jax.lax.stop_gradient(tensor.jax()), ENV)
+
+
+def writes(func: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operation changes its first argument, as `add_` and `x[0] = y` do, or has an argument `out`."""
+    name = getattr(func, "__name__", "").partition(".")[0]
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    return is_in_place or name == "__setitem__" or name.startswith("__i") or "out" in kwargs
+
+
 def new_environment() -> Any:
     """The operations that modules are computed with: torchax's, and some that it lacks or computes otherwise."""
-    environment = torchax.tensor.Environment()
+    environment = Environment()
 
     def random(draw: Callable[..., Array]) -> Callable[..., Any]:
         """An operation that replaces a tensor's values by random ones: (key, shape, *args) -> values."""
@@ -165,6 +264,9 @@ class TorchNetwork(Network):
         shapes: dict[Path, jax.ShapeDtypeStruct] = {}
         self._constants: dict[str, np.ndarray] = {}
         for name, parameter in self.template.named_parameters():
+            if not self.fixed and not parameter.requires_grad:
+                self._constants[name] = array_of(parameter)
+                continue
             self.names[path_of(name)] = name
             shapes[path_of(name)] = shape_of(parameter)
         written = self._written_buffers()
@@ -199,7 +301,7 @@ class TorchNetwork(Network):
             module = self.module.made_of()
             arrays = {}
             for name, parameter in module.named_parameters():
-                arrays[name] = to_jax(parameter)
+                arrays[name] = to_jax(constant_to_array(parameter))
         return arrays
 
     def forward(
@@ -223,7 +325,7 @@ class TorchNetwork(Network):
         around: Around | None = None,
     ) -> tuple[Any, dict[str, Array]]:
         """The outputs, and the buffers after the forward pass."""
-        with explained("its forward pass"), interpreted(key):
+        with explained("its forward pass"), interpreted(key), torch.enable_grad():
             tensors = to_torch({**self._constants, **arrays})
             self._running.train(key is not None)
             with replacing(self._running, mask, around):
@@ -233,20 +335,31 @@ class TorchNetwork(Network):
         return outputs, buffers
 
     def _written_buffers(self) -> list[str]:
-        """Names of the buffers that a forward pass in training mode writes, but for counts that nothing reads."""
+        """Names of the buffers that a forward pass in training mode writes, but for counts that nothing reads.
+
+        Raises `ArgumentError` if a forward pass reads what an earlier one stored in an attribute.
+        """
         arrays = dict(self.template.named_parameters()) | dict(self.template.named_buffers())
+        shapes = {name: shape_of(tensor) for name, tensor in arrays.items()}
         names = [name for name, _ in self.template.named_buffers()]
         unread = unread_counts(self.template)
-        written: list[str] = []
+        written: set[str] = set()
 
-        def run(arrays: dict[str, Array], x: PyTree, key: Key) -> None:
-            _, buffers = self._run(arrays, x, key)
-            written.extend(name for name in names if buffers[name] is not arrays[name])
+        def run(arrays: dict[str, Array], x: PyTree, key: Key) -> Any:
+            outputs, buffers = self._run(arrays, x, key)
+            written.update(name for name in names if buffers[name] is not arrays[name])
+            return jax.tree.map(jnp.asarray, (outputs, buffers))
 
-        if names:
-            shapes = {name: shape_of(tensor) for name, tensor in arrays.items()}
-            jax.eval_shape(run, shapes, self.example, jax.random.key(0))
-        return [name for name in written if name not in unread]
+        inputs = (shapes, self.example, jax.random.key(0))
+        jax.make_jaxpr(run)(*inputs)
+        stored = stored_tensors(self._running)
+        if stored:
+            ENV.stored = frozenset(id(tensor.jax()) for tensor in stored)
+            try:
+                jax.make_jaxpr(functools.partial(run))(*inputs)  # JAX would not trace `run` again
+            finally:
+                ENV.stored = frozenset()
+        return [name for name in names if name in written and name not in unread]
 
     @property
     def momenta(self) -> list[float]:
@@ -261,16 +374,47 @@ class TorchNetwork(Network):
 
 
 def new_template(module: TorchModule) -> nn.Module:
-    """A module of PyTorch's own tensors on the host."""
+    """A module of PyTorch's own tensors on the host. Raises `ArgumentError` for what cannot become a `Network`."""
+    made_of: Any = module.made_of
     if module.is_module:
-        return copy.deepcopy(module.made_of).cpu()
+        check_module(made_of)
+        return copied(made_of).cpu()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        new = module.made_of()
+        new = made_of()
     if not is_torch(new):
         text = f"accepted: a function that returns a torch.nn.Module, not {type(new).__name__}"
         raise ArgumentError("model", text, name_of(module))
-    return new.cpu()
+    check_module(new)
+    return copied(new).cpu()
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A copy of a module. Tensors that it computes from parameters, as `weight_norm` does, are copied as values."""
+    computed = {}
+    for inner in module.modules():
+        for value in vars(inner).values():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                computed[id(value)] = value.detach().clone()
+    return copy.deepcopy(module, computed)
+
+
+def check_module(module: nn.Module) -> None:
+    """Raises `ArgumentError` for modules without Python code or with parameters that are not there yet."""
+    if isinstance(module, torch.jit.ScriptModule):
+        text = "is a module of TorchScript; accepted: the nn.Module from which it was made"
+        raise ArgumentError("model", text)
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    for name, tensor in tensors.items():
+        if is_lazy(tensor):
+            text = f"has lazy layers, so that {name} has no shape yet"
+            hint = "accepted: modules that were called with a mini-batch"
+            raise ArgumentError("model", f"{text}; {hint}")
+        if tensor.is_meta:
+            text = (
+                f"has {name} on the device meta, without values; accepted: parameters with values"
+            )
+            raise ArgumentError("model", text)
 
 
 @contextlib.contextmanager
@@ -280,8 +424,39 @@ def interpreted(key: Key | None) -> Iterator[None]:
     with LOCK, warnings.catch_warnings():
         # PyTorch's integers have 64 bits, JAX's 32.
         warnings.filterwarnings("ignore", "Explicitly requested dtype", UserWarning)
-        with ENV, ENV.override_property(prng=key), torch.device("jax"), torch.no_grad():
+        # `load_state_dict` warns that tensors of torchax's do not change, but they do.
+        warnings.filterwarnings("ignore", ".*copying from a non-meta parameter", UserWarning)
+        on_jax = torch.device("jax")
+        with ENV, ENV.override_property(prng=key), on_jax, torch.no_grad(), without_own_gradients():
             yield
+
+
+@contextlib.contextmanager
+def without_own_gradients() -> Iterator[None]:
+    """Within this context, a user's `torch.autograd.Function` refuses torchax's tensors.
+
+    JAX would differentiate its `forward`, and never call its `backward`.
+    """
+    function: Any = torch.autograd.Function
+    apply = function.__dict__["apply"]
+
+    def checked_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__ == "torch.utils.checkpoint":
+            # JAX's own rematerialization is not needed here: call the function, or save nothing.
+            is_reentrant = cls.__name__ == "CheckpointFunction"
+            return args[0](*args[2:]) if is_reentrant else torch.empty(0)
+        has_arrays = any(isinstance(tensor, Tensor | View) for tensor in tensors_in((args, kwargs)))
+        if has_arrays and not cls.__module__.startswith("torch."):
+            text = f"its forward pass uses {cls.__name__}, a torch.autograd.Function with a gradient of its own"
+            hint = "accepted: PyTorch's operations, such as x + (f(x) - x).detach()"
+            raise ArgumentError("model", f"{text}; {hint}")
+        return apply.__func__(cls, *args, **kwargs)
+
+    function.apply = classmethod(checked_apply)
+    try:
+        yield
+    finally:
+        function.apply = apply
 
 
 def to_torch(value: PyTree) -> Any:
@@ -312,7 +487,7 @@ def explained(what: str) -> Iterator[None]:
         name = str(error).removeprefix("Operator with name ").removesuffix(" has no lowering")
         text = f"{what} uses the operator {name}, which torchax does not support"
         raise ArgumentError("model", text) from error
-    except jax.errors.ConcretizationTypeError as error:
+    except VALUES_NEEDED as error:
         text = f"{what} depends on the values of tensors in Python, as `if x.sum() > 0` or `x.item()` do"
         hint = "accepted: operations on tensors alone, such as torch.where"
         raise ArgumentError("model", f"{text}; {hint}") from error
@@ -437,16 +612,23 @@ def constants_to_arrays(module: nn.Module) -> None:
                 inner.__dict__[name] = to_torch(array_of(value))
 
 
+def stored_tensors(module: nn.Module) -> list[Any]:
+    """The tensors of a program that is being traced among modules' attributes."""
+    attributes = [vars(inner) for inner in module.modules()]
+    tensors: list[Any] = [leaf for leaf in tensors_in(attributes) if isinstance(leaf, Tensor)]
+    return [tensor for tensor in tensors if isinstance(tensor.jax(), Tracer)]
+
+
 def path_of(name: str) -> Path:
     """The path of a parameter or module in the tree of parameters."""
     return tuple(name.split(".")) if name else ()
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor of PyTorch's own as an array of a type that JAX computes in."""
+    """A tensor of PyTorch's own as an array of a type that JAX computes in; floats have at least 32 bits."""
     tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        return np.asarray(tensor.float().numpy(), jnp.bfloat16)
+    if tensor.dtype in HALF:
+        tensor = tensor.float()
     array = tensor.numpy()
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
 
@@ -455,15 +637,3 @@ def shape_of(tensor: torch.Tensor) -> jax.ShapeDtypeStruct:
     """Shape and type of a tensor's array."""
     array = array_of(tensor)
     return jax.ShapeDtypeStruct(array.shape, array.dtype)
-
-
-def trained_names(module: nn.Module) -> list[str] | None:
-    """Names of the parameters with gradients, with "/" in place of "."; None: all have them."""
-    names = []
-    is_all = True
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            names.append(name.replace(".", "/"))
-        else:
-            is_all = False
-    return None if is_all else names

@@ -31,6 +31,16 @@ class Stream(data.IterableDataset):
         return zip(map(torch.from_numpy, X), Y.tolist(), strict=True)
 
 
+class Lists(data.Dataset):
+    """Examples whose inputs are lists of numbers."""
+
+    def __len__(self):
+        return len(Y)
+
+    def __getitem__(self, row):
+        return X[row].tolist(), Y[row]
+
+
 def examples(clients, client):
     parts = [clients.examples(client, part) for part in ("train", "test")]
     x = np.concatenate([np.asarray(x) for x, _ in parts])
@@ -47,6 +57,8 @@ def examples(clients, client):
         lambda: data.DataLoader(tensors(), batch_size=7),
         lambda: data.DataLoader(tensors(), batch_size=7, shuffle=True, drop_last=True),
         lambda: data.ConcatDataset([tensors(slice(9)), tensors(slice(9, None))]),
+        lambda: data.ChainDataset([Stream()]),
+        lambda: Lists(),
     ],
 )
 @pytest.mark.parametrize("read", [pfl.Federation.from_arrays, pfl.data.read])
@@ -76,6 +88,21 @@ def test_each_client_may_have_a_loader():
     np.testing.assert_array_equal(y, Y[6:])
     several = pfl.data.read([tensors(slice(6)), tensors(slice(6, None))])
     assert several.num_clients == 2
+
+
+def test_each_client_may_have_data_sets_to_train_and_to_test():
+    pairs = {
+        "north": (data.DataLoader(tensors(slice(6))), tensors(slice(6, 8))),
+        "south": (tensors(slice(8, 15)), tensors(slice(15, None))),
+    }
+    clients = pfl.Federation.from_arrays(pairs, standardize=False)
+    rows = {"north": (slice(6), slice(6, 8)), "south": (slice(8, 15), slice(15, None))}
+    for client, (train, test) in rows.items():
+        np.testing.assert_array_equal(
+            np.sort(clients.examples(client, "train")[0], axis=0), X[train]
+        )
+        np.testing.assert_array_equal(np.sort(clients.examples(client, "test")[0], axis=0), X[test])
+    assert pfl.data.read(list(pairs.values())).test.size.tolist() == [2, 5]
 
 
 def test_inputs_may_be_trees():
@@ -118,6 +145,30 @@ class Ragged(Pairs):
         (tensors(), {"y": Y}, "^y: accepted with arrays"),
         ([tensors(), tensors()], {"client": Y}, "^client: accepted with one data set"),
         (X, {}, "^y: is missing"),
+        ([tensors(), tensors(slice(0))], {}, r"^x\[1\]: is a data set without examples"),
+        ([tensors(), X], {}, "^x: has a data set for some clients"),
+        ([(tensors(), tensors()), tensors()], {}, "^x: has a data set for some clients"),
+        ([(tensors(), tensors())], {"is_test": Y > 1}, "^is_test: accepted with one data set"),
+        (
+            [tensors(), data.TensorDataset(torch.zeros(4, 2), torch.zeros(4).long())],
+            {},
+            r"^x\[1\]: has examples floats \(2,\), but the first data set has floats \(1, 3, 1\)",
+        ),
+        (
+            [tensors(), data.TensorDataset(torch.zeros(4, 1, 3, 1).byte(), torch.zeros(4).long())],
+            {},
+            r"^x\[1\]: has examples pixels .*, but the first data set has floats",
+        ),
+        (
+            [tensors(), data.TensorDataset(torch.zeros(4, 1, 3, 1), torch.zeros(4))],
+            {},
+            r"^x\[1\]: has targets floats \(\), but the first data set has integers",
+        ),
+        (
+            [tensors(), data.TensorDataset(torch.zeros(4, 1, 3, 1), torch.zeros(4, 2).long())],
+            {},
+            r"^x\[1\]: has targets integers \(2,\), but the first data set has integers \(\)",
+        ),
     ],
 )
 def test_other_data_sets_are_refused(source, options, text):

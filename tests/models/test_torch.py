@@ -281,3 +281,270 @@ def test_optimizers_of_the_table_are_pytorch_s(in_torch, in_optax):
 
 def test_the_table_has_rows():
     assert len(OPTIMIZERS) >= 9
+
+
+class TwoLayers(nn.Module):
+    """Two layers, with a function of the first one's outputs between them."""
+
+    def __init__(self, num_classes=3):
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.last = nn.Linear(6, num_classes)
+
+    def between(self, x):
+        return x
+
+    def forward(self, x):
+        return self.last(self.between(self.first(x)) + self.first(x))
+
+
+class InNoGrad(TwoLayers):
+    def between(self, x):
+        with torch.no_grad():
+            return torch.tanh(x)
+
+
+class Decorated(TwoLayers):
+    @torch.no_grad()
+    def between(self, x):
+        return torch.tanh(x)
+
+
+class InInferenceMode(TwoLayers):
+    def between(self, x):
+        with torch.inference_mode():
+            values = torch.tanh(x)
+        return values.clone()
+
+
+class WithData(TwoLayers):
+    def between(self, x):
+        return torch.tanh(x).data
+
+
+class Detached(TwoLayers):
+    def between(self, x):
+        return x + (x.round() - x).detach()
+
+
+class Checkpointed(TwoLayers):
+    reentrant = False
+
+    def between(self, x):
+        from torch.utils.checkpoint import checkpoint
+
+        return checkpoint(torch.tanh, x, use_reentrant=self.reentrant)
+
+
+class CheckpointedAgain(Checkpointed):
+    reentrant = True
+
+
+MEAN = torch.arange(6.0)
+
+
+class Constants(TwoLayers):
+    """Tensors of PyTorch's own: of the file, in a list, on a device, of NumPy, and of half precision."""
+
+    def __init__(self, num_classes=3):
+        super().__init__(num_classes)
+        self.scales = [torch.ones(6) * 2, {"half": torch.full((6,), 0.5).half()}]
+
+    def between(self, x):
+        x = (x - MEAN) * self.scales[0] * self.scales[1]["half"]
+        x = x + torch.from_numpy(np.arange(6, dtype=np.float32))
+        return torch.where(x > 0, x, torch.tensor(0.0, device="cpu"))
+
+
+VECTORS = RNG.normal(size=(7, 6)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "create",
+    [
+        InNoGrad,
+        Decorated,
+        InInferenceMode,
+        WithData,
+        Detached,
+        Checkpointed,
+        CheckpointedAgain,
+        Constants,
+    ],
+)
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_gradients_flow_where_pytorch_s_do(create):
+    module = new(create)
+    model = model_of(module, VECTORS)
+    params = model.init(jax.random.key(0))
+
+    def mean_loss(params):
+        return model.loss(params, VECTORS, CLASSES, jax.random.key(1)).mean()
+
+    _, expected = gradients(module, VECTORS, CLASSES)
+    grads = named(jax.grad(mean_loss)(params))
+    # Re-entrant checkpoints have no gradients if their inputs need none.
+    assert grads.keys() == expected.keys()
+    for name, grad in expected.items():
+        np.testing.assert_allclose(grads[name], grad, rtol=1e-4, atol=1e-6)
+
+
+class Sign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class OwnGradient(TwoLayers):
+    def between(self, x):
+        return Sign.apply(x)
+
+
+class Stateful(TwoLayers):
+    """Adds the last mini-batch's mean to the next one."""
+
+    last_mean = 0.0
+
+    def between(self, x):
+        before = self.last_mean
+        self.last_mean = x.mean(0)
+        return x + before
+
+
+class StatefulList(TwoLayers):
+    def __init__(self, num_classes=3):
+        super().__init__(num_classes)
+        self.means = []
+
+    def between(self, x):
+        self.means.append(x.mean(0))
+        return x + sum(self.means)
+
+
+class Written(TwoLayers):
+    def between(self, x):
+        out = torch.zeros(len(x), 6, device="cpu")
+        out[:, 0] = x[:, 0]
+        return out
+
+
+class DataWritten(TwoLayers):
+    def between(self, x):
+        x.data.mul_(2)
+        return x
+
+
+class Chosen(TwoLayers):
+    def between(self, x):
+        return x[x[:, 0] > 0]
+
+
+class InNumPy(TwoLayers):
+    def between(self, x):
+        return torch.from_numpy(np.tanh(x.detach().numpy()))
+
+
+@pytest.mark.parametrize(
+    ("create", "text"),
+    [
+        (OwnGradient, "uses Sign, a torch.autograd.Function with a gradient of its own"),
+        (Stateful, "reads tensors that an earlier one stored in an attribute"),
+        (StatefulList, "reads tensors that an earlier one stored in an attribute"),
+        (Written, "writes into a tensor that is neither an input, a parameter nor a buffer"),
+        (DataWritten, "writes into x.data"),
+        (Chosen, "depends on the values of tensors"),
+        (InNumPy, "depends on the values of tensors"),
+        (lambda: nn.LazyLinear(3), "has lazy layers, so that weight has no shape yet"),
+        (nn.LazyLinear(3), "has lazy layers, so that weight has no shape yet"),
+        (nn.Linear(6, 3, device="meta"), "has weight on the device meta"),
+        (nn.Linear(6, 3).requires_grad_(False), "has no parameter with requires_grad"),
+    ],
+)
+def test_what_jax_cannot_compute_is_refused_in_one_line(create, text):
+    with pytest.raises(ArgumentError, match=text) as info:
+        pfl.models.build(create, (6,), "classification", 3)
+    assert info.value.argument == "model" and "\n" not in str(info.value)
+
+
+def test_stored_activations_that_nothing_reads_are_accepted():
+    class Stores(TwoLayers):
+        def between(self, x):
+            self.activations = x
+            return x
+
+    module = new(Stores)
+    model = model_of(module, VECTORS)
+    params = model.init(jax.random.key(0))
+    expected = module(tensor(VECTORS)).detach().numpy()
+    np.testing.assert_allclose(model.apply(params, VECTORS), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_modules_with_weight_norm_are_copied():
+    with pytest.warns(FutureWarning):
+        module = torch.nn.utils.weight_norm(nn.Linear(6, 3))
+    model = model_of(module, VECTORS)
+    expected = module(tensor(VECTORS)).detach().numpy()
+    params = model.init(jax.random.key(0))
+    np.testing.assert_allclose(model.apply(params, VECTORS), expected, rtol=1e-5, atol=1e-6)
+    assert named(params).keys() == {"bias", "weight_g", "weight_v"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_parameters_become_float32(dtype):
+    module = new(nn.Linear, 6, 3).to(dtype)
+    params = model_of(module, VECTORS).init(jax.random.key(0))
+    np.testing.assert_array_equal(named(params)["weight"], module.weight.detach().float().numpy())
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype("float32")}
+
+
+def function(num_classes):
+    """Layers whose weights code writes, also from a state dict."""
+    layers = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, num_classes))
+    layers[0].load_state_dict(FIRST)
+    layers[1].weight.data.normal_(3.0, 0.1)
+    return layers
+
+
+FIRST = {name: value + 1 for name, value in nn.Linear(6, 5).state_dict().items()}
+
+
+def test_a_function_creates_a_module_for_each_key():
+    model = pfl.models.build(function, (6,), "classification", 3)
+    first, second = (named(model.init(jax.random.key(seed))) for seed in (0, 1))
+    assert np.abs(first["1.weight"] - second["1.weight"]).max() > 0.01
+    assert abs(first["1.weight"].mean() - 3) < 0.2
+    for params in (first, second):
+        np.testing.assert_array_equal(params["0.weight"], FIRST["weight"].numpy())
+
+
+class Frozen(nn.Module):
+    """A layer with given weights that are not trained."""
+
+    def __init__(self, num_classes=3):
+        super().__init__()
+        self.first = nn.Linear(6, 5).requires_grad_(False)
+        self.first.load_state_dict(FIRST)
+        self.last = nn.Linear(5, num_classes)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)))
+
+
+@pytest.mark.parametrize("create", [Frozen, Frozen(), pfl.Model(Frozen())])
+def test_parameters_without_gradients_are_not_trained(create):
+    model = pfl.models.build(create, (6,), "classification", 3)
+    params = model.init(jax.random.key(0))
+    assert {"last/weight", "last/bias"} == {name.replace(".", "/") for name in named(params)}
+    module, state = model.network.exported(params)
+    for name, value in FIRST.items():
+        assert torch.equal(state[f"first.{name}"], value)
+    expected = module(tensor(VECTORS)).detach().numpy()
+    np.testing.assert_allclose(model.apply(params, VECTORS), expected, rtol=1e-5, atol=1e-6)
+    text = "accepted: networks without frozen parts"
+    if not isinstance(create, type):
+        with pytest.raises(ArgumentError, match=text):
+            pfl.models.Networks({"a": create, "b": nn.Linear(6, 3)})

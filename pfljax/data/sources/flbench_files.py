@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError, warn
-from pfljax.contract.reading import opened, read_npy, read_pickle
+from pfljax.contract.reading import opened, read_npy, read_pickle, read_text
 from pfljax.data.sources.arrays import TaskName
 from pfljax.data.sources.files import Shape, damaged, shaped, source_from_file
 from pfljax.data.sources.source import Fraction, Source
@@ -19,9 +20,14 @@ FLBENCH = "a folder of FL-bench with partition.pkl"
 PARTITION = "partition.pkl"
 SPLITS = ("train", "val", "test")
 PAIRS = (("data.npy", "targets.npy"), ("raw/xdata.npy", "raw/ydata.npy"))  # of x and y
-CIFAR = {  # folder -> its files, and the name of the labels in them
-    "cifar-10-batches-py": ([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"], "labels"),
-    "cifar-100-python": (["train", "test"], "fine_labels"),
+ARGS = "args.json"  # the arguments of generate_data.py
+CIFAR = {  # folder -> its files, and the names of the labels and of the superclasses in them
+    "cifar-10-batches-py": (
+        [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"],
+        "labels",
+        "labels",
+    ),
+    "cifar-100-python": (["train", "test"], "fine_labels", "coarse_labels"),
 }
 HAS = (
     "data.npy and targets.npy, raw/xdata.npy and raw/ydata.npy, or torchvision's files of MNIST, FashionMNIST, "
@@ -43,8 +49,8 @@ def flbench(
 
     Examples for validation become training examples; `validation_fraction` gives each client some of its own. The
     examples are in data.npy and targets.npy, in raw/xdata.npy and raw/ydata.npy, or in torchvision's files of MNIST,
-    FashionMNIST, CIFAR-10 or CIFAR-100, whose training examples FL-bench counts before the test examples. Pickles are
-    read as those of `pfllib`.
+    FashionMNIST, CIFAR-10 or CIFAR-100, whose training examples FL-bench counts before the test examples. If args.json
+    says super_class, the labels of CIFAR-100 are its superclasses. Pickles are read as those of `pfllib`.
 
     The other arguments are those of `npz`.
 
@@ -74,8 +80,9 @@ def flbench(
     x, y = _examples(folder)
     if len(x) != len(y):
         raise ArgumentError("file", f"has {len(x)} x but {len(y)} y; accepted: as many", str(file))
-    if rows.min() < 0 or rows.max() >= len(y):
-        text = f"has example {rows.max()}, but {folder.name} has {len(y)} examples"
+    outside = rows[(rows < 0) | (rows >= len(y))]
+    if len(outside):
+        text = f"has example {outside[0]}, but {folder.name} has {len(y)} examples, counted from 0"
         raise ArgumentError("file", text, str(folder / PARTITION))
     if (split == SPLITS.index("val")).any():
         text = f"the examples for validation in {folder.name} are read as training examples"
@@ -114,7 +121,7 @@ def _assigned(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         parts = []
         for client, indices in enumerate(partition["data_indices"]):
             for split, name in enumerate(SPLITS):
-                rows = np.asarray(indices[name]).astype(np.int64)
+                rows = np.asarray(_rows_of(indices, name)).astype(np.int64)
                 parts.append((rows, np.full(len(rows), client), np.full(len(rows), split)))
         rows, client, split = map(np.concatenate, zip(*parts, strict=True))
     test_clients = set(client[split == SPLITS.index("test")].tolist())
@@ -127,6 +134,20 @@ def _assigned(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return rows, client, split
 
 
+def _rows_of(indices: Any, split: str) -> Any:
+    """A client's examples in a split. Partitions that FL-bench wrote before it had validation lack "val"."""
+    return indices.get(split, []) if split == "val" else indices[split]
+
+
+def _has_superclasses(folder: pathlib.Path) -> bool:
+    """Whether FL-bench divided the superclasses of CIFAR-100."""
+    path = folder / ARGS
+    if not path.is_file():
+        return False
+    with damaged(str(path), f"is not an {ARGS} of FL-bench ({{kind}}: {{error}})"):
+        return bool(json.loads(read_text(str(path))).get("super_class", False))
+
+
 def _examples(folder: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
     """All examples x (n, *features) and y (n,), in FL-bench's order."""
     for x_name, y_name in PAIRS:
@@ -135,8 +156,9 @@ def _examples(folder: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
             y = read_npy(str(folder / y_name))
             # raw/ydata.npy may be (n, 1).
             return x, y.reshape(-1)
-    for name, (files, labels) in CIFAR.items():
+    for name, (files, classes, superclasses) in CIFAR.items():
         if (folder / name).is_dir():
+            labels = superclasses if _has_superclasses(folder) else classes
             return _concatenated([folder / name / file for file in files], labels)
     for name in ("MNIST", "FashionMNIST"):
         raw = folder / name / "raw"

@@ -20,7 +20,6 @@ from pfljax.data.sources.tables import Categorical, Columns, FeatureColumns, Fil
 from pfljax.settings.fields import Seed, checked, hyperparameter
 
 PREFIX = "hf:"
-LABEL = "label"  # the default column of labels
 # Suffix of a file -> what `datasets` calls its format
 FILES = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json"}
 LOGGERS = ("datasets", "huggingface_hub")
@@ -33,7 +32,7 @@ def hub(
     *,
     config: str = "",
     test_split: str = "test",
-    label: Label = LABEL,
+    label: Label = saved.LABEL,
     client: str = "",
     image: str = "",
     features: FeatureColumns = "",
@@ -86,7 +85,7 @@ def hub(
         loaded = _loaded(name, config, None if data_dir is None else str(data_dir))
         splits = saved.chosen_splits(loaded, place, test_split)
         columns = Columns(
-            label=_label(label, splits, place),
+            label=saved.label_column(label, splits, place),
             client=client,
             features=features,
             categorical=categorical,
@@ -147,19 +146,6 @@ def _not_loaded(
     looked = f"neither a path nor in the cache {folder}, and not loaded from {datasets.config.HF_ENDPOINT}"
     advice = "name a folder that save_to_disk wrote, or load it once where there is a network"
     return ArgumentError("dataset", f"is {looked} ({reason}); {advice}", place)
-
-
-def _label(label: Any, splits: dict[str, Any], place: str) -> Any:
-    """The column of labels: the given one or, if the default is missing, the only one whose classes have names."""
-    columns = next(iter(splits.values())).features
-    if label != LABEL or LABEL in columns:
-        return label
-    named = [name for name, feature in columns.items() if getattr(feature, "names", None)]
-    if len(named) == 1:
-        return named[0]
-    text = f"{place} has no such column; accepted: {few(columns)}"
-    hint = f"; {' and '.join(named)} have names of classes" if named else ""
-    raise ArgumentError("label", f"{text}{hint}", label)
 
 
 @contextlib.contextmanager

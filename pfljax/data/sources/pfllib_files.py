@@ -136,7 +136,11 @@ def _config(folder: pathlib.Path) -> Mapping[str, Any]:
     text = f"is not a {CONFIG} of PFLlib, with num_clients and num_classes ({{kind}}: {{error}})"
     with damaged(str(path), text):
         content = json.loads(read_text(str(path)))
-        config = {name: int(content[name]) for name in ("num_clients", "num_classes")}
+        config = {"num_clients": int(content["num_clients"])}
+        # PFLlib called the number of classes num_labels once, or did not write it.
+        num_classes = content.get("num_classes", content.get("num_labels"))
+        if num_classes is not None:
+            config["num_classes"] = int(num_classes)
     if config["num_clients"] < 1:
         text = f"says that there are {config['num_clients']} clients; accepted: 1 or more"
         raise ArgumentError("file", text, str(path))

@@ -30,6 +30,7 @@ from pfljax.data.sources.tables import (
 )
 from pfljax.settings.fields import Seed, checked, hyperparameter
 
+LABEL = "label"  # the default column of labels
 SAVED = "a folder that save_to_disk of Hugging Face's datasets wrote"
 
 
@@ -37,7 +38,7 @@ SAVED = "a folder that save_to_disk of Hugging Face's datasets wrote"
 def huggingface(
     file: Annotated[str | pathlib.Path, hyperparameter(accepted=SAVED, help=SAVED)],
     *,
-    label: Label = "label",
+    label: Label = LABEL,
     client: str = "",
     image: str = "",
     features: FeatureColumns = "",
@@ -57,7 +58,8 @@ def huggingface(
 
     Args:
         file: The folder.
-        label: Column with the labels, or several; see `table`.
+        label: Column with the labels, or several; see `table`. If there is no column "label", the only one with names
+            of classes.
         client: Column that names each example's client; empty: none does.
         image: Column of images or arrays; empty: the first one, if there is one and no other columns are named.
         features: Columns of numbers to learn from instead; see `table`.
@@ -85,7 +87,7 @@ def huggingface(
         loaded = datasets.load_from_disk(file)
     splits = chosen_splits(loaded, file)
     columns = Columns(
-        label=label,
+        label=label_column(label, splits, file),
         client=client,
         features=features,
         categorical=categorical,
@@ -189,8 +191,12 @@ def chosen_splits(loaded: Any, file: str, test_split: str = SPLITS[1]) -> dict[s
         test_split: Name of the split for testing.
 
     Raises:
-        ArgumentError: if there are several splits, and none of them is called train.
+        ArgumentError: if there are several splits, and none of them is called train; or if there is no split
+            `test_split`, although it is not the default.
     """
+    if test_split != SPLITS[1] and test_split not in (loaded if isinstance(loaded, dict) else {}):
+        splits = few(loaded) if isinstance(loaded, dict) else "no splits"
+        raise ArgumentError("test_split", f"{file} has {splits}", test_split)
     if not isinstance(loaded, dict):
         return {"": loaded}
     train = SPLITS[0]
@@ -202,9 +208,22 @@ def chosen_splits(loaded: Any, file: str, test_split: str = SPLITS[1]) -> dict[s
     read = [name for name in (train, test_split) if name in loaded]
     others = [name for name in loaded if name not in read]
     if others:
-        text = f"has splits that are not read: {few(others)}; only {' and '.join(read)} are"
+        text = f"has splits that are not read: {few(others)}; read: {' and '.join(read)}"
         warn("file", text)
     return {name: loaded[name] for name in read}
+
+
+def label_column(label: Any, splits: Mapping[str, Any], file: str) -> Any:
+    """The column of labels: the given one or, if the default is missing, the only one whose classes have names."""
+    columns = next(iter(splits.values())).features
+    if label != LABEL or LABEL in columns:
+        return label
+    named = [name for name, feature in columns.items() if getattr(feature, "names", None)]
+    if len(named) == 1:
+        return named[0]
+    text = f"{file} has no such column; accepted: {few(columns)}"
+    hint = f"; {' and '.join(named)} have names of classes" if named else ""
+    raise ArgumentError("label", f"{text}{hint}", label)
 
 
 def _is_image(feature: Any) -> bool:

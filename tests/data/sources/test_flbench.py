@@ -110,6 +110,43 @@ def test_cifar_is_in_pickled_batches(tmp_path):
     check(tmp_path, x.transpose(0, 2, 3, 1) / 255)
 
 
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        ('{"super_class": true}', "coarse_labels"),
+        ('{"super_class": false}', "fine_labels"),
+        (None, "fine_labels"),
+    ],
+)
+def test_superclasses_of_cifar100_are_the_labels_if_they_were_divided(tmp_path, content, name):
+    write_partition(tmp_path, CLIENTS[1:])
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    labels = {"fine_labels": np.arange(NUM), "coarse_labels": np.arange(NUM) // 5}
+    for split, rows in {"train": np.arange(20), "test": np.arange(20, NUM)}.items():
+        batch = {key: values[rows].tolist() for key, values in labels.items()}
+        batch["data"] = np.zeros((len(rows), 3072), np.uint8)
+        (folder / split).write_bytes(pickle.dumps(batch))
+    if content is not None:
+        (tmp_path / "args.json").write_text(content)
+    source = sources.flbench(tmp_path)
+    ids = np.concatenate([np.asarray(splits[key], int) for splits in CLIENTS[1:] for key in splits])
+    np.testing.assert_array_equal(source.y, labels[name][ids])
+
+
+def test_partitions_without_validation_are_read(tmp_path):
+    """FL-bench's partitions of FEMNIST and CelebA had none."""
+    clients = []
+    for splits in CLIENTS[1:]:
+        clients.append({"train": splits["train"], "test": splits["test"]})
+    write_partition(tmp_path, clients)
+    write_arrays(tmp_path, RNG.normal(size=(NUM, 6)))
+    source = sources.flbench(tmp_path)
+    ids = np.concatenate([np.asarray(splits[key], int) for splits in clients for key in splits])
+    np.testing.assert_array_equal(source.y, LABELS[ids])
+    assert source.is_test.tolist() == [False, True, False, False, False, True, True, True]
+
+
 class Marks:
     """Pickled as a call that writes a folder."""
 
@@ -138,7 +175,11 @@ BY_USER = [{"train": [0, 1], "val": [], "test": []}, {"train": [], "val": [], "t
     ("clients", "message"),
     [
         (BY_USER, r"partition\.pkl: has no client with training and test examples; accepted: the"),
-        ([{"train": [0], "test": [1]}], r"partition\.pkl: is no partition of FL-bench, with data_"),
+        ([{"train": [0], "val": []}], r"partition\.pkl: is no partition of FL-bench, with data_"),
+        (
+            [{"train": [0, -1], "val": [], "test": [1]}],
+            r"partition\.pkl: has example -1, but bad has 23 examples",
+        ),
         ([], r"partition\.pkl: is no partition of FL-bench"),
         (None, r"partition\.pkl: is no partition of FL-bench"),
         (

@@ -113,8 +113,8 @@ def test_a_file_is_read(tmp_path, suffix):
 
 def test_the_only_column_with_names_of_classes_is_the_label(tmp_path):
     made(label="animal").save_to_disk(tmp_path / "one")
-    source = sources.hub(str(tmp_path / "one"))
-    np.testing.assert_array_equal(source.y, LABEL)
+    for read in (sources.hub, sources.huggingface):
+        np.testing.assert_array_equal(read(str(tmp_path / "one")).y, LABEL)
     two = made(label="fine_label")
     coarse = datasets.ClassLabel(names=["big", "small"])
     two = two.add_column("coarse_label", (LABEL == 1).astype(int).tolist())
@@ -144,10 +144,17 @@ def test_another_split_may_be_the_test_split(tmp_path):
     }
     datasets.DatasetDict(parts).save_to_disk(tmp_path / "three")
     with pytest.warns(
-        UserWarning, match="splits that are not read: test; only train and validation"
+        UserWarning, match="splits that are not read: test; read: train and validation"
     ):
         source = sources.hub(str(tmp_path / "three"), test_split="validation")
     assert source.is_test.tolist() == [False] * 8 + [True] * 3
+    with pytest.raises(
+        ArgumentError, match=r"^test_split=dev: .*three has train, validation, test"
+    ):
+        sources.hub(str(tmp_path / "three"), test_split="dev")
+    made(slice(0, 8)).save_to_disk(tmp_path / "one")
+    with pytest.raises(ArgumentError, match=r"^test_split=dev: .*one has no splits"):
+        sources.hub(str(tmp_path / "one"), test_split="dev")
 
 
 def test_a_federation_is_made_by_name(folder):

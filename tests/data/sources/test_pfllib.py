@@ -84,6 +84,20 @@ def test_labels_that_no_client_has_are_classes(tmp_path):
     assert sources.pfllib(tmp_path).num_classes == 12
 
 
+@pytest.mark.parametrize(("name", "expected"), [("num_labels", 12), (None, 10)])
+def test_configs_of_older_versions_are_read(tmp_path, name, expected):
+    """PFLlib called the number of classes num_labels, or did not write it; the files have classes 0 to 9."""
+    write(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["num_classes"]
+    if name is not None:
+        config[name] = 12
+    path.write_text(json.dumps(config))
+    source = sources.pfllib(tmp_path)
+    assert source.num_classes == expected and source.client.max() + 1 == len(SIZES)
+
+
 def test_lists_and_arrays_of_objects_are_read_as_arrays(tmp_path):
     rng = np.random.default_rng(0)
     values = client_examples(rng, 4)
@@ -197,7 +211,7 @@ ONE = np.zeros((1, 3, 6, 5))
         (without("train/0.npz"), r"train/0\.npz: is missing"),
         (with_config("{"), r"config\.json: is not a config\.json of PFLlib, with num_clients"),
         (with_config("[]"), r"config\.json: is not a config\.json of PFLlib"),
-        (with_config('{"num_clients": 3}'), r"config\.json: is not a config\.json of PFLlib"),
+        (with_config('{"num_classes": 3}'), r"config\.json: is not a config\.json of PFLlib"),
         (
             with_config('{"num_clients": 4, "num_classes": 10}'),
             r"train/3\.npz: is missing; accepted: the files of all 4 clients",
