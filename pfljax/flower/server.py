@@ -565,13 +565,14 @@ class Federator:
     ) -> dict[int, Answer]:
         """Asks clients; those that do not answer are missing.
 
-        A client whose node is gone is asked again when it is back, within `patience.rejoin` seconds.
+        A client whose node is gone is asked again when it is back, within `patience.rejoin` seconds after the others
+        have answered.
         """
         clients = self.clients if clients is None else clients
         answers: dict[int, Answer] = {}
         pending = dict(tasks)
         asked_at: dict[int, int] = {}
-        deadline = time.monotonic() + self.patience.rejoin
+        answered = time.monotonic()
         prepared: set[tuple[int, int]] = set()
         while pending:
             self._refresh()
@@ -591,7 +592,11 @@ class Federator:
                 if task.name in TRAFFIC:
                     self.bytes_down += num_bytes(task.arrays)
                 asked_at[by_node[node]] = node
-            replies = self.nodes.ask(batch, self.patience.answer) if batch else {}
+            replies: dict[int, Answer] = {}
+            if batch:
+                replies = self.nodes.ask(batch, self.patience.answer)
+                # It may take long until a node is known to be gone.
+                answered = time.monotonic()
             unprepared = {}
             for node, answer in replies.items():
                 client = by_node[node]
@@ -611,7 +616,7 @@ class Federator:
                     check_answer(answer, f"client {by_node[node]}")
                     del asked_at[by_node[node]]
                 continue
-            if pending and time.monotonic() >= deadline:
+            if pending and time.monotonic() - answered >= self.patience.rejoin:
                 break
             if pending:
                 self.nodes.pause()
