@@ -30,12 +30,12 @@ def positions(names: Sequence[str], known: Sequence[str], argument: str) -> np.n
     """
     position = {name: number for number, name in enumerate(names)}
     categorical = {name.partition("=")[0] for name in names if "=" in name}
-    found = np.full(len(known), ABSENT)
+    matched = np.full(len(known), ABSENT)
     lacking = []
     for number, name in enumerate(known):
         column, is_category, _ = name.partition("=")
         if name in position:
-            found[number] = position[name]
+            matched[number] = position[name]
         elif not is_category or column not in categorical:
             lacking.append(column if is_category else name)
     if lacking:
@@ -48,7 +48,7 @@ def positions(names: Sequence[str], known: Sequence[str], argument: str) -> np.n
     if unknown:
         text = f"has categories that training does not know: {few(unknown)}"
         warn(argument, f"{text}; all columns of their kind are 0")
-    return found
+    return matched
 
 
 def take(x: np.ndarray, columns: np.ndarray) -> np.ndarray:
