@@ -1,5 +1,6 @@
 """A Flower federation on the loopback interface: a SuperLink and SuperNodes in processes of their own."""
 
+import contextlib
 import datetime
 import ipaddress
 import os
@@ -12,12 +13,22 @@ from pathlib import Path
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[1]
+ATTEMPTS = 4  # to start a process on ports that were free a moment before
+PATIENCE = 600  # seconds until a command has ended or a process listens, on a busy machine
 
 
-def free_port():
+def free_ports(count):
+    """Ports that nobody listens on now, all different."""
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for connection in connections:
+            connection.bind(("127.0.0.1", 0))
+        return [connection.getsockname()[1] for connection in connections]
+
+
+def is_listening(port):
     with socket.socket() as connection:
-        connection.bind(("127.0.0.1", 0))
-        return connection.getsockname()[1]
+        return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
 def make_certificates(folder):
@@ -81,50 +92,66 @@ def make_certificates(folder):
 
 
 class Network:
-    """A SuperLink, to which SuperNodes are added; `close` ends all of them."""
+    """A SuperLink, to which SuperNodes are added; the end of the `with` block ends all of them."""
 
     def __init__(self, folder, *, tls):
         self.folder = folder
-        self.port = free_port()
+        self.tls = tls
         self.processes = []
-        home = folder / "flwr"
-        home.mkdir(parents=True)
+        self.home = folder / "flwr"
+        self.home.mkdir(parents=True)
         self.environment = os.environ | {
-            "FLWR_HOME": str(home),
+            "FLWR_HOME": str(self.home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": "",
         }
-        settings = ["[superlink]", 'default = "test"', "[superlink.test]"]
-        settings.append(f'address = "127.0.0.1:{self.port}"')
+        self.help_text = self.call("flower-superlink", "--help").stdout
+        self.one_port = "--port" in self.help_text
+
+    def __enter__(self):
+        try:
+            self.start_superlink()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def start_superlink(self):
+        """Starts a SuperLink, and tells `flwr` where it is."""
         options = ["--insecure"]
+        security = "insecure = true"
         self.node_options = ["--insecure"]
-        if tls:
-            authority, certificate, key = make_certificates(folder)
+        if self.tls:
+            authority, certificate, key = make_certificates(self.folder)
             options = ["--ssl-ca-certfile", authority, "--ssl-certfile", certificate]
             options += ["--ssl-keyfile", key]
+            security = f'root-certificates = "{authority}"'
             self.node_options = ["--root-certificates", authority]
-            settings.append(f'root-certificates = "{authority}"')
-        else:
-            settings.append("insecure = true")
-        (home / "config.toml").write_text("\n".join(settings) + "\n")
-        help_text = self.call("flower-superlink", "--help").stdout
-        self.one_port = "--port" in help_text
-        if self.one_port:
-            options += ["--port", self.port]
-        else:
-            self.fleet_port = free_port()
-            options += ["--control-api-address", f"127.0.0.1:{self.port}"]
-            options += ["--fleet-api-address", f"127.0.0.1:{self.fleet_port}"]
-            options += ["--serverappio-api-address", f"127.0.0.1:{free_port()}"]
-        if "--disable-runtime-dependency-installation" in help_text:
+        if "--disable-runtime-dependency-installation" in self.help_text:
             options.append("--disable-runtime-dependency-installation")
-        self.start("superlink", "flower-superlink", *options)
-        self.wait_for_port(self.port)
 
-    def call(self, *words, timeout=180):
+        def start():
+            self.port, self.fleet_port, app_port = free_ports(3)
+            ports = ["--port", self.port]
+            if not self.one_port:
+                ports = ["--control-api-address", f"127.0.0.1:{self.port}"]
+                ports += ["--fleet-api-address", f"127.0.0.1:{self.fleet_port}"]
+                ports += ["--serverappio-api-address", f"127.0.0.1:{app_port}"]
+            process = self.start("superlink", "flower-superlink", *options, *ports)
+            return process, self.port
+
+        self.start_listening(start)
+        settings = ["[superlink]", 'default = "test"', "[superlink.test]"]
+        settings += [f'address = "127.0.0.1:{self.port}"', security]
+        (self.home / "config.toml").write_text("\n".join(settings) + "\n")
+
+    def call(self, *words, timeout=PATIENCE):
         """Runs a command to its end."""
         return subprocess.run(
             [str(word) for word in words],
@@ -152,30 +179,31 @@ class Network:
 
     def start_node(self, number, config):
         """Starts a SuperNode with a configuration, as on its command line."""
-        port = free_port()
-        address = ["--clientappio-api-address", f"127.0.0.1:{port}"]
-        if self.one_port:
-            address = ["--port", port]
         superlink = self.port if self.one_port else self.fleet_port
-        return self.start(
-            f"node-{number}",
-            "flower-supernode",
-            *self.node_options,
-            "--superlink",
-            f"127.0.0.1:{superlink}",
-            *address,
-            "--node-config",
-            config,
-        )
 
-    def wait_for_port(self, port, seconds=120):
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            with socket.socket() as connection:
-                if connection.connect_ex(("127.0.0.1", port)) == 0:
-                    return
-            time.sleep(0.2)
-        raise TimeoutError((self.folder / "superlink.log").read_text()[-3000:])
+        def start():
+            (port,) = free_ports(1)
+            address = ["--clientappio-api-address", f"127.0.0.1:{port}"]
+            if self.one_port:
+                address = ["--port", port]
+            words = [*self.node_options, "--superlink", f"127.0.0.1:{superlink}", *address]
+            words += ["--node-config", config]
+            return self.start(f"node-{number}", "flower-supernode", *words), port
+
+        return self.start_listening(start)
+
+    def start_listening(self, start):
+        """Starts a process that listens on a port; again, on another one, if it ends before it does."""
+        for _ in range(ATTEMPTS):
+            process, port = start()
+            deadline = time.monotonic() + PATIENCE
+            while process.poll() is None and time.monotonic() < deadline:
+                if is_listening(port):
+                    return process
+                time.sleep(0.2)
+            if process.poll() is None:
+                break
+        raise TimeoutError(self.logs())
 
     def kill(self, process):
         """Ends a process and all that it started, at once."""
@@ -183,9 +211,26 @@ class Network:
         process.wait()
 
     def close(self):
+        """Ends all processes of the network, also those in sessions of their own."""
         for process in self.processes:
             if process.poll() is None:
                 self.kill(process)
+        deadline = time.monotonic() + PATIENCE
+        while (pids := self.remaining()) and time.monotonic() < deadline:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.2)
+
+    def remaining(self):
+        """The ids of processes that have this network's FLWR_HOME; [] where the system does not tell."""
+        entry = f"FLWR_HOME={self.home}".encode()
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if entry in path.read_bytes().split(b"\0"):
+                    found.append(int(path.parent.name))
+        return found
 
     def logs(self):
         """The ends of all logs, for messages."""

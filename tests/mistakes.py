@@ -387,6 +387,8 @@ def calls() -> dict[str, Called]:
         "TensorBoard": Called(pfl.trackers.TensorBoard, folder),
         "WandB": Called(pfl.trackers.WandB, folder),
         "MLflow": Called(pfl.trackers.MLflow, folder),
+        "flower.server_app": Called(pfl.flower.server_app, {"run": run, "rounds": 1}),
+        "flower.Patience": Called(pfl.flower.Patience),
     }
 
 

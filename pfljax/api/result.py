@@ -465,8 +465,8 @@ class Result:
             batch: Number of examples to predict at a time.
 
         Raises:
-            ArgumentError: if the file exists; if the client predicts with other clients' models; or if it trains with
-                private noise, whose secret no file has.
+            ArgumentError: if the file exists; if the client predicts with other clients' models, sends several messages
+                a round, or reads validation examples; or if it trains with private noise, whose secret no file has.
 
         Examples:
             >>> import pathlib, tempfile

@@ -13,6 +13,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import pprint
+import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,13 +30,16 @@ from pfljax.cli.settings import FlagError, Settings
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.pooled import is_pooled
 from pfljax.contract.types import Split
-from pfljax.data import Federation, partitions, sources
+from pfljax.data import Federation, columns, partitions, sources
+from pfljax.data.sources.files import names_in
 from pfljax.data.sources.source import Scaling
 from pfljax.flower.apps import NEWEST, OLDEST, check_version
 from pfljax.flower.deployment import Deployment, Rows
 from pfljax.folder import files
-from pfljax.settings import own_files
+from pfljax.settings import own_files, recorded
+from pfljax.settings.method import METHODS
 
+PACKAGE = Path(api.__file__).resolve().parents[1]
 # Reason -> flags that do not apply.
 REFUSED = {
     "nothing is trained here": ("resume", "profile", "tracker", "coordinator", "checkpoint_every"),
@@ -50,8 +55,11 @@ REFUSED = {
     "all clients are scored": ("eval_clients",),
     "the run has all its rounds": ("patience",),
 }
-OWN = ("method", "model", "loss", "score")  # flags that may name a file of the user's
+OWN = ("model", "loss", "score")  # flags that may name a file of the user's
+APP_FILES = ("pyproject.toml", "task.py", "client_app.py", "server_app.py")
 TASK = '''"""The run that the server and its nodes play, as `{command}` wrote it."""
+
+from pathlib import Path
 
 from pfljax.cli import flower
 
@@ -62,7 +70,7 @@ CLIENTS = {clients}
 
 def make_run():
     """Returns the run, with clients that have no examples."""
-    return flower.make_run(FLAGS, CLIENTS)
+    return flower.make_run(FLAGS, CLIENTS, Path(__file__).parent)
 '''
 CLIENT_APP = '''"""A node's side: one client, which reads its own data."""
 
@@ -114,16 +122,12 @@ def define(registry: absl_flags.FlagValues) -> None:
     train.define(registry)
 
 
-def run(settings: Settings) -> None:
+def run(settings: Settings) -> dict[str, Any]:
     check_version()
     names = build.read_methods(settings)
     for why, refused in REFUSED.items():
         for flag in refused:
             settings.refuse(flag, why)
-    for flag in OWN:
-        if own_files.is_file_and_name(str(settings[flag] or "")):
-            text = "accepted in an app: what pfljax has; for your own, write the app with"
-            raise settings.error(flag, f"{text} pfljax.flower.client_app and server_app")
     if not settings.out:
         raise FlagError("OUT: expected a new folder, such as pfljax flower apps/ditto")
     out = Path(settings.out)
@@ -132,23 +136,108 @@ def run(settings: Settings) -> None:
     settings.check_read()
     trial = build.Trial(settings.seed, settings.split)
     clients, _ = build.build_clients(settings, trial.data_seed)
+    if settings.data_text or settings.dataset == "text":
+        flag = "data_text" if settings.data_text else "dataset"
+        text = "accepted in an app: no texts; each node's file would number its characters anew"
+        raise settings.error(flag, text)
     if not is_array(clients.train.x):
         raise settings.error("dataset", "accepted in an app: examples that are one array each")
 
     # What server and nodes will build, to find mistakes now.
     values = files.plain(build.config(settings, names[0], trial)["flags"])
     flags = flags_of_app(values, names[0])
+    flags, own = with_names_in_app(flags)
     form = form_of(clients)
-    run_of_app = make_run(flags, form)
-    Deployment(run_of_app.experiment.with_rounds(settings.rounds), Rows(1, form["validation"]))
+    with tempfile.TemporaryDirectory() as folder:
+        for file_name, content in own.items():
+            files.write_text(Path(folder) / file_name, content)
+        run_of_app = make_run(flags, form, folder)
+        experiment = run_of_app.experiment.with_rounds(settings.rounds)
+        Deployment(experiment, Rows(1, form["validation"]))
 
-    write(out, names[0], flags, form)
+    write(out, names[0], flags, form, own)
     print(f"{names[0]} for {clients.num_clients} clients: {out}")
     print(f"start it with: flwr run {out}")
+    return {
+        "out": str(out),
+        "method": names[0],
+        "num_clients": clients.num_clients,
+        "rounds": settings.rounds,
+        "files": sorted([*APP_FILES, *own]),
+    }
 
 
-def write(out: Path, method: str, flags: Mapping[str, Any], form: Mapping[str, Any]) -> None:
-    """Writes the app's files."""
+def with_names_in_app(flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The flags of an app whose own files are next to its others, and the content of these files, by name.
+
+    A file's own imports from its folder are in the app, too.
+
+    Raises:
+        ArgumentError: if a file cannot be loaded, or has the name of another one.
+    """
+    flags = dict(flags)
+    paths: list[tuple[str, Path]] = []
+
+    def in_app(flag: str, text: str) -> str:
+        if not own_files.is_file_and_name(text):
+            return text
+        own_files.load(flag, text)
+        file, _, name = text.rpartition(":")
+        path = Path(file).expanduser().resolve()
+        paths.append((flag, path))
+        return f"{path.name}:{name}"
+
+    for flag in OWN:
+        if flags[flag]:
+            flags[flag] = in_app(flag, flags[flag])
+    flags["metrics"] = [in_app("metrics", text) for text in flags["metrics"]]
+    own_method = METHODS[flags["method"]]
+    file = recorded.file_of(own_method.__module__)
+    if file and not Path(file).is_relative_to(PACKAGE):
+        flags["own_method"] = in_app("method", f"{file}:{own_method.__qualname__}")
+
+    for flag, path in list(paths):
+        for module in list(sys.modules.values()):
+            other = getattr(module, "__file__", None)
+            if (
+                other
+                and Path(other).suffix == ".py"
+                and Path(other).resolve().parent == path.parent
+            ):
+                paths.append((flag, Path(other).resolve()))
+    contents: dict[str, str] = {}
+    for flag, path in dict.fromkeys(paths):
+        content = path.read_text()
+        if path.name in APP_FILES or contents.get(path.name, content) != content:
+            raise ArgumentError(flag, "the app has another file of this name", path.name)
+        contents[path.name] = content
+    return flags, contents
+
+
+def with_own_files(flags: Mapping[str, Any], folder: str | Path) -> dict[str, Any]:
+    """The flags of an app with the paths of its own files; registers a method of the user's."""
+    flags = dict(flags)
+
+    def path_of(text: str) -> str:
+        return f"{folder}/{text}" if own_files.is_file_and_name(text) else text
+
+    for flag in OWN:
+        if flags[flag]:
+            flags[flag] = path_of(flags[flag])
+    flags["metrics"] = [path_of(text) for text in flags["metrics"]]
+    if "own_method" in flags and flags["method"] not in METHODS:
+        own_files.load_method(path_of(flags["own_method"]))
+    return flags
+
+
+def write(
+    out: Path,
+    method: str,
+    flags: Mapping[str, Any],
+    form: Mapping[str, Any],
+    own: Mapping[str, str],
+) -> None:
+    """Writes the app's files, and the user's own ones."""
     name = f"pfljax-{method.replace('_', '-')}"
     project = PROJECT.format(
         name=name,
@@ -167,6 +256,7 @@ def write(out: Path, method: str, flags: Mapping[str, Any], form: Mapping[str, A
         "task.py": task,
         "client_app.py": CLIENT_APP,
         "server_app.py": SERVER_APP,
+        **own,
     }
     for file_name, content in contents.items():
         files.write_text(out / file_name, content)
@@ -208,13 +298,17 @@ def form_of(clients: Federation) -> dict[str, Any]:
     }
 
 
-def make_run(flags: Mapping[str, Any], form: Mapping[str, Any]) -> api.Run:
+def make_run(
+    flags: Mapping[str, Any], form: Mapping[str, Any], folder: str | Path = "."
+) -> api.Run:
     """Returns the run of an app, with clients that have one example of zeros each.
 
     Args:
         flags: The flags of `pfljax flower`.
         form: What clients' examples look like.
+        folder: The app's folder, which has the files that flags name.
     """
+    flags = with_own_files(flags, folder)
     settings = again.settings_of({"flags": dict(flags)}).replace(devices=1)
     clients = stand_ins(form)
     return build.build_run(
@@ -269,8 +363,8 @@ def reader(flags: Mapping[str, Any]) -> flower.Read:
             return flower.client_of_run(config, federation)
         if not Path(str(path)).exists():
             raise ArgumentError("data", "no such file on the node", path)
-        file_settings = settings.replace(data_file=str(path))
-        source = build.build_source(file_settings, seed)
+        file_settings = settings.replace(data_file=str(path), task=str(clients.task))
+        source = read_source(file_settings, seed, clients, config)
         if source.client is None:
             source = dataclasses.replace(source, client=np.zeros(len(source.y), np.int64))
         splits = file_settings.make(data.Splits)
@@ -278,6 +372,28 @@ def reader(flags: Mapping[str, Any]) -> flower.Read:
         return flower.one_client(federation, number_in(federation, config))
 
     return read
+
+
+def read_source(
+    settings: Settings, seed: int, clients: Federation, config: flower.NodeConfig
+) -> sources.Source:
+    """The examples in a node's file; a table has the columns of the run's clients.
+
+    A file without the column of --data_client is that of one client.
+    """
+    known = clients.feature_names
+    if known:
+        categorical = names_in(settings.data_categorical)
+        numbers = [name for name in known if name.partition("=")[0] not in categorical]
+        if not any("," in name for name in numbers):
+            settings = settings.replace(data_features=",".join(numbers))
+    try:
+        source = build.build_source(settings, seed)
+    except ArgumentError as error:
+        if error.argument != "client" or "client" in config:
+            raise
+        source = build.build_source(settings.replace(data_client=""), seed)
+    return columns.like(source, known, "data")
 
 
 def number_in(federation: Federation, config: flower.NodeConfig) -> int:

@@ -136,7 +136,7 @@ def _column_means(source: Source, rows: np.ndarray) -> np.ndarray:
 
 def _occurring(x: np.ndarray, features: Features | None, rows: np.ndarray) -> np.ndarray | None:
     """(F,) bool: the columns of a table but those of categories that no training example has. None: all columns."""
-    if features is None or not features.one_hot.any():
+    if features is None or features.complete or not features.one_hot.any():
         return None
     occurs = np.zeros(x.shape[1], bool)
     for block in _blocks(rows):

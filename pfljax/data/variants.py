@@ -13,6 +13,7 @@ from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.pooled import Pooled, is_pooled
 from pfljax.contract.types import Examples, Split
+from pfljax.data import columns
 from pfljax.data.federation import SPLITS, Federation
 from pfljax.data.sources.source import generator
 from pfljax.data.statistics import distinct_codes, input_codes
@@ -187,15 +188,18 @@ def _with_validation(clients: Federation, mask: np.ndarray) -> Federation:
     return dataclasses.replace(clients, validation=Split(x, compact(split.y), all_sizes))
 
 
-def match_classes(unseen: Federation | None, clients: Federation) -> Federation | None:
-    """The unseen clients with the training clients' scaling and classes, matched by name if the classes have names.
+def match_classes(
+    unseen: Federation | None, clients: Federation, argument: str = "unseen"
+) -> Federation | None:
+    """The unseen clients with the training clients' scaling, columns and classes, matched by name if they have names.
 
     Args:
         unseen: Clients held out of training; None: there are none.
         clients: The training clients.
+        argument: What the unseen clients are called in messages.
 
     Raises:
-        ArgumentError: if the unseen clients have other data, or a class unknown to training.
+        ArgumentError: if the unseen clients have other data, lack a column, or have a class unknown to training.
 
     Examples:
         >>> import pfljax as pfl
@@ -211,10 +215,11 @@ def match_classes(unseen: Federation | None, clients: Federation) -> Federation 
         return None
     if not isinstance(unseen, Federation):
         text = "accepted: a Federation, such as Federation.from_arrays(x, y, client=ids)"
-        raise ArgumentError("unseen", text)
+        raise ArgumentError(argument, text)
+    unseen = match_columns(unseen, clients, argument)
     if _signature(unseen) != _signature(clients):
         text = f"is {_description(unseen)}; accepted: data like that of {_description(clients)}"
-        raise ArgumentError("unseen", text)
+        raise ArgumentError(argument, text)
 
     # The model scales their x as its training examples.
     if unseen.scaling is not clients.scaling:
@@ -225,7 +230,7 @@ def match_classes(unseen: Federation | None, clients: Federation) -> Federation 
     unknown = [str(name) for name in names if name not in known]
     if unknown:
         text = f"has classes that training does not know: {', '.join(unknown)}"
-        raise ArgumentError("unseen", f"{text}; accepted: {', '.join(map(str, known))}")
+        raise ArgumentError(argument, f"{text}; accepted: {', '.join(map(str, known))}")
     if names == known or not clients.class_names:
         return unseen
 
@@ -241,6 +246,31 @@ def match_classes(unseen: Federation | None, clients: Federation) -> Federation 
         test=renumbered(unseen.test),
         num_classes=clients.num_classes,
         class_names=clients.class_names,
+    )
+
+
+def match_columns(unseen: Federation, clients: Federation, argument: str) -> Federation:
+    """The unseen clients' columns in the order of the training clients', if both are tables.
+
+    Raises:
+        ArgumentError: if a column is missing.
+    """
+    names = unseen.feature_names
+    known = clients.feature_names
+    if not names or not known or names == known:
+        return unseen
+    positions = columns.positions(names, known, argument)
+
+    def matched(split: Split) -> Split:
+        return split._replace(x=columns.take_pooled(split.x, positions))
+
+    return dataclasses.replace(
+        unseen,
+        train=matched(unseen.train),
+        validation=matched(unseen.validation),
+        test=matched(unseen.test),
+        feature_names=known,
+        scaling=columns.take_scaling(unseen.scaling, positions),
     )
 
 

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ from pfljax.flower.node import Node, Read, client_of_run
 from pfljax.flower.server import PATIENCE, Federator, Outcome, Patience
 from pfljax.flower.wire import names_of
 from pfljax.folder import files
+from pfljax.settings.fields import checked, hyperparameter, settings
 
 # Versions of flwr between those that the tests have run with; as in the extra.
 OLDEST: tuple[int, int] = (1, 26)
@@ -28,6 +29,8 @@ VALUES = "pfljax.values"  # names of records
 ARRAYS = "pfljax.arrays"
 CRASHED = (1, 2, 7, 8)  # codes of Flower's errors that do not pass by themselves
 PAUSE = 1.0  # seconds between looks at which nodes are connected
+
+Rounds = Annotated[int, hyperparameter(at_least=1)]
 
 logger = logging.getLogger("pfljax.flower")
 
@@ -80,12 +83,13 @@ def client_app(run: Any, read: Read = client_of_run) -> Any:
     return app
 
 
+@checked()
 def server_app(
     run: Any,
-    rounds: int,
+    rounds: Rounds,
     *,
     out: str | Path | None = None,
-    eval_every: int = 10,
+    eval_every: Rounds = 10,
     scaling: Literal["federated", "node"] = "federated",
     patience: Patience = PATIENCE,
     finished: Callable[[Outcome], None] | None = None,
@@ -122,39 +126,52 @@ def server_app(
     def main(grid: Any, context: Any) -> None:
         config = dict(context.run_config)
         try:
-            num_rounds = int(config.get("rounds", rounds))
+            chosen = Options(
+                rounds=config.get("rounds", rounds),
+                eval_every=config.get("eval-every", eval_every),
+                scaling=config.get("scaling", scaling),
+            )
             folder = config.get("out", out)
             path = None if folder in (None, "") else new_folder(Path(str(folder)))
             federator = Federator(
-                run.experiment.with_rounds(num_rounds),
+                run.experiment.with_rounds(chosen.rounds),
                 GridNodes(grid),
                 token=f"run {context.run_id}",
-                scaling=scaling_of(config.get("scaling", scaling)),
+                scaling=chosen.scaling,
                 patience=Patience(
-                    start=float(config.get("start", patience.start)),
-                    answer=float(config.get("answer", patience.answer)),
-                    rejoin=float(config.get("rejoin", patience.rejoin)),
+                    start=config.get("start", patience.start),
+                    answer=config.get("answer", patience.answer),
+                    rejoin=config.get("rejoin", patience.rejoin),
                 ),
                 log=say,
             )
 
-            def tell(row: dict) -> None:
+            def tell(outcome: Outcome) -> None:
+                row = outcome.history[-1]
                 say(described(row))
                 if path is not None:
                     with open(path / "metrics.jsonl", "a") as file:
                         file.write(json.dumps(files.plain(row)) + "\n")
+                    write(path, outcome, chosen.rounds, run.experiment)
 
-            outcome = federator.run(num_rounds, int(config.get("eval-every", eval_every)), tell)
+            outcome = federator.run(chosen.rounds, chosen.eval_every, tell)
         except (ArgumentError, RunError) as error:
             say(f"error: {error}")
-            raise
-        if path is not None:
-            write(path, outcome, run.experiment)
+            raise error.with_traceback(None) from None
         if finished is not None:
             finished(outcome)
 
     app.main()(main)
     return app
+
+
+@settings
+class Options:
+    """What a run's configuration may set at its server; see `server_app`."""
+
+    rounds: int = hyperparameter(at_least=1)
+    eval_every: int = hyperparameter(10, at_least=1)
+    scaling: Literal["federated", "node"] = "federated"
 
 
 class GridNodes:
@@ -212,15 +229,6 @@ def check_version() -> None:
         after = f"{NEWEST[0]}.{NEWEST[1] + 1}"
         text = f"accepted: >={oldest},<{after}, as pip install 'pfljax[flower]' installs it"
         raise ArgumentError("flwr", text, version)
-
-
-def scaling_of(name: Any) -> Literal["federated", "node"]:
-    """The choice of `scaling`. Raises `ArgumentError` for any other."""
-    if name == "federated":
-        return "federated"
-    if name == "node":
-        return "node"
-    raise ArgumentError("scaling", "accepted: federated, node", name)
 
 
 def content_of(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
@@ -309,20 +317,22 @@ def new_folder(path: Path) -> Path:
     return path
 
 
-def write(out: Path, outcome: Outcome, experiment: Any) -> None:
-    """Writes a run's results, in the form of the files of `Run.train`, and the server's models."""
-    results: dict[str, Any] = {
-        "rounds": np.array([evaluated.round for evaluated in outcome.evaluations])
-    }
-    last = outcome.evaluations[-1]
-    for split, metrics in last.scores.items():
-        for metric in metrics:
-            rows = [evaluated.scores[split][metric] for evaluated in outcome.evaluations]
-            results[f"{metric}_{split}"] = np.stack(rows)
-    for split, metrics in last.newcomers.items():
-        for metric in metrics:
-            rows = [evaluated.newcomers[split][metric] for evaluated in outcome.evaluations]
-            results[f"newcomers_{metric}_{split}"] = np.stack(rows)
+def write(out: Path, outcome: Outcome, rounds: int, experiment: Any) -> None:
+    """Writes a run's results so far, in the form of the files of `Run.train`, and the server's models.
+
+    The summary is written after the last round, so it says that the run has ended.
+    """
+    evaluations = outcome.evaluations
+    ids = sorted({number for evaluated in evaluations for number in evaluated.newcomer_ids})
+    results: dict[str, Any] = {"rounds": np.array([evaluated.round for evaluated in evaluations])}
+    if ids:
+        results["newcomers"] = np.array(ids)
+    num_clients = experiment.problem.num_clients
+    everyone = tuple(range(num_clients))
+    tables = [(everyone, evaluated.scores) for evaluated in evaluations]
+    results |= stacked(tables, everyone, "")
+    tables = [(evaluated.newcomer_ids, evaluated.newcomers) for evaluated in evaluations]
+    results |= stacked(tables, ids, "newcomers_")
     files.write_atomically(
         out / "results.npz", lambda file: np.savez(file, allow_pickle=False, **results)
     )
@@ -332,10 +342,36 @@ def write(out: Path, outcome: Outcome, experiment: Any) -> None:
     files.write_atomically(
         out / "server.npz", lambda file: np.savez(file, allow_pickle=False, **arrays)
     )
+    if evaluations[-1].round < rounds:
+        return
     summary = {
         "method": experiment.name,
-        "rounds": last.round,
+        "rounds": rounds,
         "last": outcome.history[-1],
         "score": experiment.score_name,
     }
     files.write_json(out / "summary.json", files.plain(summary))
+
+
+def stacked(
+    tables: Sequence[tuple[Sequence[int], Mapping[str, Mapping[str, np.ndarray]]]],
+    ids: Sequence[int],
+    prefix: str,
+) -> dict[str, np.ndarray]:
+    """Scores of several evaluations as arrays (E, M), named PREFIX METRIC_SPLIT; NaN where there is none.
+
+    Args:
+        tables: For each of the E evaluations, the clients' numbers, and split -> metric -> their scores.
+        ids: (M,) the numbers of all clients.
+        prefix: What the names begin with.
+    """
+    position = {number: place for place, number in enumerate(ids)}
+    arrays: dict[str, np.ndarray] = {}
+    for row, (numbers, scores) in enumerate(tables):
+        positions = [position[number] for number in numbers]
+        for split, values_by_metric in scores.items():
+            for metric, values in values_by_metric.items():
+                name = f"{prefix}{metric}_{split}"
+                array = arrays.setdefault(name, np.full((len(tables), len(ids)), np.nan))
+                array[row, positions] = values
+    return arrays

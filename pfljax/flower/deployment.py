@@ -120,6 +120,7 @@ class Deployment:
         asks_download: Whether the client has to say which models it wants, since that depends on its row.
         asks_select: Whether it has to say whose models it predicts with.
         start_reads_examples: Whether the server begins with clients' examples.
+        reads_validation: Whether a client's update reads validation examples.
     """
 
     def __init__(self, experiment: Experiment, rows: Rows):
@@ -558,7 +559,7 @@ class Deployment:
         )
         return shapes_so_far._replace(mixture=mixture, predicted_models=predicted)
 
-    def _used(self, function: Any, arguments: tuple) -> tuple:
+    def used(self, function: Any, arguments: tuple) -> tuple:
         """Trees of bools: which arguments a function's results depend on."""
         network = self.problem.model.network
         return used_arguments(taking(network, function), arguments, network.frozen_on_host)
@@ -570,7 +571,7 @@ class Deployment:
         def start(clients: ClientData) -> Start:
             return self.algorithm.start(key, clients)
 
-        (used,) = self._used(start, (self.data_shapes,))
+        (used,) = self.used(start, (self.data_shapes,))
         reads = [(split.x, split.y) for split in (used.train, used.validation)]
         return any(jax.tree.leaves(reads))
 
@@ -601,14 +602,16 @@ class Deployment:
             row,
             self.client_shapes,
         )
-        work = self._used(self.trace_work, arguments)[6]
+        used = self.used(self.trace_work, arguments)
+        work = used[6]
+        self.reads_validation = any(jax.tree.leaves(used[8].validation))
         if self.algorithm.exchanges > 1:
             later = functools.partial(self.trace_work, later=True)
-            work = jax.tree.map(either, work, self._used(later, arguments)[6])
-        download = self._used(self.trace_download, (work_key, number, number, server, row, ids))
+            work = jax.tree.map(either, work, self.used(later, arguments)[6])
+        download = self.used(self.trace_download, (work_key, number, number, server, row, ids))
         self.asks_download = any(jax.tree.leaves(download[4]))
         predict_key = jax.eval_shape(lambda: self.key(PREDICTIONS))
-        select = self._used(self.trace_select, (predict_key, number, number, server, row, number))
+        select = self.used(self.trace_select, (predict_key, number, number, server, row, number))
         self.asks_select = any(jax.tree.leaves((select[4], select[5])))
 
         # What a client's first row depends on.
@@ -617,7 +620,7 @@ class Deployment:
         def first(client: Array, start: Start) -> First:
             return self.algorithm.first_row(initial_key, client, start)
 
-        first_used = self._used(first, (number, shapes.start))[1]
+        first_used = self.used(first, (number, shapes.start))[1]
 
         row_read, row_changed = self._rows_of_update(key)
         everything = jax.tree.map(lambda leaf: True, server)
@@ -681,7 +684,7 @@ class Deployment:
                 metrics,
             )
 
-        read = self._used(without_same, arguments)[0]
+        read = self.used(without_same, arguments)[0]
         if not self.topology.moves:
             self._check_own(update, arguments)
         # A row that is changed in a cohort stays as it was outside of it, so it is held at the server, too.
@@ -694,7 +697,7 @@ class Deployment:
             _, state, _ = update(*arguments)
             return state.server.state
 
-        outputs = self._used(server_state, arguments)[3]
+        outputs = self.used(server_state, arguments)[3]
         if any(jax.tree.leaves(outputs)):
             text = "its server keeps what clients report, though their models never leave them"
             raise ArgumentError("method", f"cannot be deployed: {text}", self.name)

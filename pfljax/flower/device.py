@@ -16,6 +16,7 @@ from pfljax.contract.types import (
     ClientData,
     Cohort,
     First,
+    Mixture,
     Params,
     PyTree,
     Split,
@@ -72,6 +73,9 @@ def serialized(experiment: Experiment, state: State, number: int, rows: int, bat
     if deployment.topology.between_clients:
         text = f"{experiment.name} predicts with other clients' models"
         raise ArgumentError("path", f"cannot be written: {text}; {ACCEPTED}")
+    if deployment.algorithm.exchanges > 1:
+        text = f"{experiment.name} exchanges messages several times in a round"
+        raise ArgumentError("path", f"cannot be written: {text}; {ACCEPTED} once a round")
     client = int32(number)
     done = int32(state.round)
 
@@ -184,6 +188,27 @@ def serialized(experiment: Experiment, state: State, number: int, rows: int, bat
         sent = {} if deployment.topology is Topology.OWN else output.upload
         upload = dict(zip(names_of(sent), jax.tree.leaves(sent), strict=True))
         return dict(zip(names, jax.tree.leaves(following), strict=True)), upload, predictions
+
+    def predicted(data: ClientData, mixture: Mixture) -> PyTree:
+        inputs = jnp.zeros(deployment.client_shapes.train.x.shape[1:])[:1]
+        return deployment.trace_serve(
+            serving.outputs(problem, deployment.algorithm, inputs),
+            deployment.key(PREDICTIONS),
+            client,
+            done,
+            models,
+            reads,
+            row,
+            data,
+            (),
+            mixture,
+            None,
+        )
+
+    read = deployment.used(predicted, (deployment.client_shapes, deployment.shapes.mixture))[0]
+    if deployment.reads_validation or any(jax.tree.leaves(read.validation)):
+        text = f"{experiment.name} reads validation examples, which the program has no place for"
+        raise ArgumentError("path", f"cannot be written: {text}")
 
     federation = experiment.federation
     x_shape = federation.inputs

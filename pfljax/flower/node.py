@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.contract.errors import ArgumentError, RunError
+from pfljax.contract.errors import ArgumentError, RunError, few
 from pfljax.contract.pooled import is_pooled
 from pfljax.contract.types import (
     ClientData,
@@ -28,6 +28,7 @@ from pfljax.contract.types import (
 )
 from pfljax.data import Federation, match_classes
 from pfljax.data.sources.source import Scaling
+from pfljax.data.variants import match_columns
 from pfljax.exchange.rounds import DOWNLOAD as DOWNLOAD_KEY
 from pfljax.exchange.rounds import UPDATE as UPDATE_KEY
 from pfljax.exchange.rounds import WORK as WORK_KEY
@@ -50,11 +51,7 @@ def client_of_run(config: NodeConfig, clients: Federation) -> Federation:
     Raises:
         ArgumentError: if the node's configuration names no such client.
     """
-    number = config.get("partition-id")
-    if number is None:
-        text = "a node needs its client's number in its node-config, such as partition-id=0"
-        raise ArgumentError("partition-id", text)
-    return one_client(clients, clients.client_number(int(number)))
+    return one_client(clients, clients.client_number(number_of(config)))
 
 
 def one_client(clients: Federation, number: int) -> Federation:
@@ -84,6 +81,17 @@ def one_client(clients: Federation, number: int) -> Federation:
         origin=None,
         local_clients=None,
     )
+
+
+def number_of(config: NodeConfig) -> int:
+    """The number of a node's client. Raises `ArgumentError` if its configuration has none."""
+    number = config.get("partition-id")
+    if number is None:
+        text = "a node needs its client's number in its node-config, such as partition-id=0"
+        raise ArgumentError("partition-id", text)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise ArgumentError("partition-id", "accepted: a whole number, 0 or more", number)
+    return number
 
 
 class Node:
@@ -140,9 +148,10 @@ class Node:
 
     def _describe(self, config: NodeConfig) -> Answer:
         """Who the node's client is, how many examples it has, and their sums."""
+        number = number_of(config)
         federation = self.federation(config)
         values: Values = {
-            "client": int(config.get("partition-id", -1)),
+            "client": number,
             "newcomer": bool(config.get("newcomer", False)),
         }
         for name in SPLITS:
@@ -175,7 +184,7 @@ class Node:
             arrays["secret/key"] = np.frombuffer(secrets.token_bytes(8), np.uint32)
         if not config.get("newcomer", False):
             start = unpack("start", deployment.shapes.start, task.arrays, deployment.travels.first)
-            number = int32(config.get("partition-id", 0))
+            number = int32(number_of(config))
             first = deployment.first_row(number, start)
             arrays |= pack("now", kept_by_client(deployment, first))
         return Answer({"round": -1}, {}), Memory(values, arrays)
@@ -206,10 +215,30 @@ class Node:
             if federation.num_clients != 1:
                 text = f"has {federation.num_clients} clients; expected the node's client alone"
                 raise ArgumentError("data", text)
-            matched = match_classes(federation, self.clients)
-            assert matched is not None
-            self._federations = {key: dataclasses.replace(matched, scaling=federation.scaling)}
+            self._federations = {key: as_in_run(federation, self.clients)}
         return self._federations[key]
+
+
+def as_in_run(federation: Federation, clients: Federation) -> Federation:
+    """A node's client with the columns and classes of the run's clients, and a scaling of its own.
+
+    Raises:
+        ArgumentError: if its data are others.
+    """
+    same_columns = match_columns(federation, clients, "data")
+    matched = match_classes(same_columns, clients, "data")
+    assert matched is not None
+    matched = dataclasses.replace(matched, scaling=same_columns.scaling)
+    types = [leaf.dtype for leaf in jax.tree.leaves(matched.inputs)]
+    expected = [leaf.dtype for leaf in jax.tree.leaves(clients.inputs)]
+    if types != expected:
+        text = f"has examples of {few(types)}, expected {few(expected)}, as the run's clients"
+        raise ArgumentError("data", text)
+    if (matched.scaling is None) != (clients.scaling is None):
+        is_scaled = "are not" if matched.scaling is None else "are"
+        text = f"its examples {is_scaled} standardized, unlike those of the run's clients"
+        raise ArgumentError("data", text)
+    return matched
 
 
 def kept_by_client(deployment: Deployment, first: First) -> First:
@@ -230,7 +259,7 @@ class Client:
         self.deployment = node.deployment(rows)
         self.experiment = self.deployment.experiment
         self.federation = scaled(node.federation(config), memory.arrays)
-        self.number = int32(config.get("partition-id", 0))
+        self.number = int32(number_of(config))
         self.round = int32(task.values["round"])
         self.like = kept_by_client(self.deployment, self.deployment.shapes.first)
         self.secret = None

@@ -33,12 +33,15 @@ from pfljax.flower.deployment import PREDICTIONS, ROUNDS, Deployment, Rows
 from pfljax.flower.messages import Answer, Nodes, Task
 from pfljax.flower.wire import Arrays, int32, num_bytes, pack, unpack
 from pfljax.run.experiment import Experiment
+from pfljax.settings.fields import hyperparameter, settings
 
 logger = logging.getLogger("pfljax.flower")
+TRAFFIC = (messages.DOWNLOAD, messages.WORK)  # tasks whose arrays count as a round's traffic
 FIRST = {"test": "", "validation": "_validation", "train": "_train"}
 
 
-class Patience(NamedTuple):
+@settings
+class Patience:
     """How long a server waits, in seconds.
 
     Attributes:
@@ -47,9 +50,9 @@ class Patience(NamedTuple):
         rejoin: In a round, for a client whose node is gone; afterwards the round goes on without it.
     """
 
-    start: float = 600.0
-    answer: float = 3600.0
-    rejoin: float = 0.0
+    start: float = hyperparameter(600.0, at_least=0)
+    answer: float = hyperparameter(3600.0, above=0)
+    rejoin: float = hyperparameter(0.0, at_least=0)
 
 
 PATIENCE = Patience()
@@ -61,12 +64,14 @@ class Evaluated(NamedTuple):
     Attributes:
         round: Number of completed rounds.
         scores: Split -> metric -> (K,) scores; NaN for clients that did not answer.
-        newcomers: The same of clients unseen in training, in the order of their numbers; {}: there are none.
+        newcomers: The same of clients unseen in training, (M,) in the order of `newcomer_ids`; {}: there are none.
+        newcomer_ids: Their numbers, in ascending order; those that did not answer are missing.
     """
 
     round: int
     scores: dict[str, dict[str, np.ndarray]]
     newcomers: dict[str, dict[str, np.ndarray]]
+    newcomer_ids: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass
@@ -105,6 +110,8 @@ class Federator:
     Attributes:
         nodes: The nodes.
         patience: How long it waits.
+        bytes_down: Bytes of arrays that all clients received in rounds so far.
+        bytes_up: Bytes that they sent.
         scaling: Whether all clients scale inputs alike ("federated"), or each by its own examples ("node").
     """
 
@@ -127,6 +134,7 @@ class Federator:
         self.clients: dict[int, Known] = {}
         self.newcomers: dict[int, Known] = {}
         self._described: set[int] = set()
+        self._began = time.monotonic()
         self.bytes_down = 0
         self.bytes_up = 0
 
@@ -138,14 +146,14 @@ class Federator:
     # ---- The run.
 
     def run(
-        self, rounds: int, eval_every: int = 10, tell: Callable[[dict], None] | None = None
+        self, rounds: int, eval_every: int = 10, tell: Callable[[Outcome], None] | None = None
     ) -> Outcome:
         """Waits for all clients, plays the rounds, and evaluates.
 
         Args:
             rounds: Number of rounds.
             eval_every: Number of rounds between evaluations; the initial models and the last ones are evaluated, too.
-            tell: Called with each row of the history.
+            tell: Called after each evaluation, with what the run leaves so far.
 
         Raises:
             RunError: if clients are missing at the start, all are missing in a round, or a node cannot go on.
@@ -161,7 +169,7 @@ class Federator:
             row = record | self._summary(evaluated)
             history.append(row)
             if tell is not None:
-                tell(row)
+                tell(Outcome(history, evaluations, self.state))
 
         evaluate({"round": 0})
         for number in range(rounds):
@@ -185,16 +193,24 @@ class Federator:
         self.log(f"all {self.num_clients} clients are connected")
 
     def _refresh(self) -> None:
-        """Learns who is behind nodes that were not connected before."""
+        """Learns who is behind nodes that were not connected before.
+
+        A mistake of a node ends a run that has not begun; later, the node is left out.
+        """
         new = [node for node in self.nodes.ids() if node not in self._described]
         if not new:
             return
         task = Task(messages.DESCRIBE, {"token": self.token}, {})
         answers = self.nodes.ask(dict.fromkeys(new, task), self.patience.answer)
         for node, answer in answers.items():
-            check_answer(answer, f"node {node}")
             self._described.add(node)
-            self._learn(node, answer)
+            try:
+                check_answer(answer, f"node {node}")
+                self._learn(node, answer)
+            except RunError as error:
+                if not hasattr(self, "deployment"):
+                    raise
+                self.log(f"{error}; the run goes on without it")
 
     def _learn(self, node: int, answer: Answer) -> None:
         """Enters a node's client. Raises `RunError` for a client that there is not, or that has changed."""
@@ -203,6 +219,9 @@ class Federator:
         sizes = {name: int(values[name]) for name in FIRST}
         known = Known(node, sizes, answer.arrays)
         if values["newcomer"]:
+            earlier = self.newcomers.get(number)
+            if earlier is not None and earlier.node in self.nodes.ids():
+                raise RunError(f"two newcomers say partition-id={number}; each has a number")
             self.newcomers[number] = known
             return
         if not 0 <= number < self.num_clients:
@@ -285,8 +304,6 @@ class Federator:
     def _round(self, number: int) -> dict:
         """Plays a round; returns its record."""
         began = time.monotonic()
-        self.bytes_down = 0
-        self.bytes_up = 0
         deployment = self.deployment
         number_array = int32(number)
         self.state = self.state._replace(round=number_array)
@@ -330,9 +347,9 @@ class Federator:
             "round": number + 1,
             "train_loss": loss,
             "absent": absent,
-            "seconds": seconds,
-            "bytes_down": self.bytes_down,
-            "bytes_up": self.bytes_up,
+            "seconds": time.monotonic() - self._began,
+            "bytes_down": self.bytes_down / self.num_clients,
+            "bytes_up": self.bytes_up / self.num_clients,
         }
 
     def _cohort(self, key: Any, number: Array) -> Cohort:
@@ -491,18 +508,20 @@ class Federator:
         answers = self._ask(tasks)
         scores = stacked_scores(answers, self.num_clients)
         newcomers = self._evaluate_newcomers(server)
-        return Evaluated(int(self.state.round), scores, newcomers)
+        ids = tuple(sorted(newcomers))
+        by_rank = {rank: newcomers[number] for rank, number in enumerate(ids)}
+        newcomer_scores = stacked_scores(by_rank, len(ids))
+        return Evaluated(int(self.state.round), scores, newcomer_scores, ids)
 
-    def _evaluate_newcomers(self, server: Arrays) -> dict[str, dict[str, np.ndarray]]:
-        """The scores of clients unseen in training."""
+    def _evaluate_newcomers(self, server: Arrays) -> dict[int, Answer]:
+        """The scores of clients unseen in training, by their numbers."""
         if not self.newcomers:
             return {}
         arrays = dict(server)
         if self.deployment.topology.moves:
             arrays |= pack("models", self.state.models)
         tasks = {number: (messages.ADAPT, {}, arrays) for number in self.newcomers}
-        answers = self._ask(tasks, self.newcomers)
-        return stacked_scores(answers, max(self.newcomers) + 1)
+        return self._ask(tasks, self.newcomers)
 
     def _mixtures(self) -> dict[int, Mixture]:
         """Whose models each client predicts with; clients that do not answer are missing."""
@@ -546,13 +565,14 @@ class Federator:
     ) -> dict[int, Answer]:
         """Asks clients; those that do not answer are missing.
 
-        A client whose node is gone is asked again when it is back, within `patience.rejoin` seconds.
+        A client whose node is gone is asked again when it is back, within `patience.rejoin` seconds after the others
+        have answered.
         """
         clients = self.clients if clients is None else clients
         answers: dict[int, Answer] = {}
         pending = dict(tasks)
         asked_at: dict[int, int] = {}
-        deadline = time.monotonic() + self.patience.rejoin
+        answered = time.monotonic()
         prepared: set[tuple[int, int]] = set()
         while pending:
             self._refresh()
@@ -560,14 +580,23 @@ class Federator:
             batch = {}
             for client, (name, values, arrays) in pending.items():
                 node = clients[client].node
-                if node not in connected or asked_at.get(client) == node:
+                if node not in connected:
+                    # With a key of its own, a node comes back under the same id.
+                    asked_at.pop(client, None)
+                    continue
+                if asked_at.get(client) == node:
                     continue
                 batch[node] = self._task(client, name, values, arrays)
             by_node = {clients[client].node: client for client in pending}
             for node, task in batch.items():
-                self.bytes_down += num_bytes(task.arrays)
+                if task.name in TRAFFIC:
+                    self.bytes_down += num_bytes(task.arrays)
                 asked_at[by_node[node]] = node
-            replies = self.nodes.ask(batch, self.patience.answer) if batch else {}
+            replies: dict[int, Answer] = {}
+            if batch:
+                replies = self.nodes.ask(batch, self.patience.answer)
+                # It may take long until a node is known to be gone.
+                answered = time.monotonic()
             unprepared = {}
             for node, answer in replies.items():
                 client = by_node[node]
@@ -578,7 +607,8 @@ class Federator:
                     unprepared[node] = self._preparation()
                     prepared.add((client, node))
                     continue
-                self.bytes_up += num_bytes(answer.arrays)
+                if pending[client][0] in TRAFFIC:
+                    self.bytes_up += num_bytes(answer.arrays)
                 answers[client] = answer
                 del pending[client]
             if unprepared:
@@ -586,7 +616,7 @@ class Federator:
                     check_answer(answer, f"client {by_node[node]}")
                     del asked_at[by_node[node]]
                 continue
-            if pending and time.monotonic() >= deadline:
+            if pending and time.monotonic() - answered >= self.patience.rejoin:
                 break
             if pending:
                 self.nodes.pause()

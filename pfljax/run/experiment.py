@@ -86,7 +86,8 @@ class Execution:
     def make_plan(self) -> ExecutionPlan:
         """Returns the execution plan on the available devices."""
         cores.start()
-        cores.warn_once()
+        if not self.devices:
+            cores.warn_once()
         if self.plan == "python":
             return self._python_plan()
         return make_plan(

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from pfljax import data
@@ -248,6 +249,61 @@ def test_numbers_beyond_training_s_classes_are_refused():
     with pytest.warns(UserWarning, match="^y: has labels from 2"):
         same = animals([2, 2, 2, 2], named=False)
     assert data.match_classes(same, clients) is same  # numbers mean the same everywhere
+
+
+def table(**columns):
+    """A federation of the columns of a data frame, in which a client has all examples."""
+    frame = pd.DataFrame(columns)
+    return data.Federation.from_arrays(frame, np.arange(len(frame)) % 2, np.zeros(len(frame), int))
+
+
+HEAT = np.array([5.0, 6.0, 7.0, 8.0, 9.0])
+
+
+def test_columns_of_unseen_clients_are_matched_by_name():
+    clients = table(heat=HEAT, rain=HEAT - 5)
+    swapped = table(rain=HEAT - 5, heat=HEAT)
+    found = data.match_classes(swapped, clients)
+    assert found.feature_names == clients.feature_names == ("heat", "rain")
+    for part in ("train", "test"):
+        expected = np.asarray(getattr(clients, part).x)
+        np.testing.assert_array_equal(np.asarray(getattr(found, part).x), expected)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"heat": HEAT, "snow": HEAT}, "has no column rain; expected heat, rain"),
+        ({"heat": HEAT}, "has no column rain; expected heat, rain"),
+        ({"Heat": HEAT, "rain": HEAT}, "has no column heat; expected heat, rain"),
+    ],
+)
+def test_unseen_clients_without_a_column_are_refused(columns, message):
+    with pytest.raises(ArgumentError, match=f"^unseen: {message}$"):
+        data.match_classes(table(**columns), table(heat=HEAT, rain=HEAT))
+
+
+def wards(tmp_path, names):
+    """Clients of a table with a column of categories; every category is in training and test examples."""
+    frame = pd.DataFrame({"ward": names * 2, "heat": np.arange(2.0 * len(names)), "label": 0})
+    frame["label"] = np.arange(len(frame)) % 2
+    frame["who"] = "all"
+    frame["is_test"] = np.arange(len(frame)) >= len(names)
+    frame.to_csv(tmp_path / "wards.csv", index=False)
+    return data.read(tmp_path / "wards.csv", client="who", categorical="ward", test="is_test")
+
+
+def test_categories_of_unseen_clients_are_matched_by_name(tmp_path):
+    """D, which training does not know, is in no column; B, which the unseen clients do not have, is 0."""
+    clients = wards(tmp_path, ["A", "B", "C"])
+    assert clients.feature_names == ("ward=A", "ward=B", "ward=C", "heat")
+    unseen = wards(tmp_path, ["A", "C", "D"])
+    with pytest.warns(UserWarning, match="^unseen: has categories .*: ward=D; all columns"):
+        found = data.match_classes(unseen, clients)
+    x = np.asarray(found.test.x)[0]
+    expected = [[1, 0, 0, 3], [0, 0, 1, 4], [0, 0, 0, 5]]
+    np.testing.assert_array_equal(x[np.argsort(x[:, 3])], expected)
+    assert found.scaling is clients.scaling
 
 
 def test_unseen_clients_are_scaled_as_the_training_clients(recwarn):

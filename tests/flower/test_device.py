@@ -33,12 +33,12 @@ np.savez(out, before=np.asarray(before), after=np.asarray(after), **uploaded)
 """
 
 
-def make_run(method):
+def make_run(method, **options):
     rng = np.random.default_rng(3)
     x = rng.normal(size=(30, 3)) * [1, 10, 0.1] + [5, 0, 0]
     y = (x[:, 1] > 0).astype(int)
     client = np.repeat([0, 1, 2], [7, 12, 11])
-    clients = pfl.Federation.from_arrays(x, y, client=client)
+    clients = pfl.Federation.from_arrays(x, y, client=client, **options)
     local = pfl.LocalTraining(optimizer=optax.sgd, learning_rate=0.3, batch_size=4)
     run = pfl.Run(method, clients, pfl.models.MLP(hidden=(5,)), local)
     return run, clients
@@ -103,6 +103,15 @@ def test_what_has_no_program_of_its_own_is_refused(tmp_path):
     result = run.train(1, progress=False)
     with pytest.raises(pfl.ArgumentError, match="other clients' models"):
         result.export_device(tmp_path / "client.stablehlo", 0)
+    run, _ = make_run(pfl.methods.IFCA(clusters=2, averaging="gradients"))
+    result_of_gradients = run.train(1, progress=False)
+    with pytest.raises(pfl.ArgumentError, match="several times in a round"):
+        result_of_gradients.export_device(tmp_path / "client.stablehlo", 0)
+    # kNN-Per weighs its neighbors by validation examples, if there are any.
+    run, _ = make_run(pfl.methods.KNNPer(), validation_fraction=0.3)
+    result_with_validation = run.train(1, progress=False)
+    with pytest.raises(pfl.ArgumentError, match="knn_per reads validation examples"):
+        result_with_validation.export_device(tmp_path / "client.stablehlo", 0)
     (tmp_path / "here").write_text("")
     with pytest.raises(pfl.ArgumentError, match="exists"):
         result.export_device(tmp_path / "here", 0)

@@ -49,27 +49,25 @@ def test_a_written_app_on_a_network_equals_the_simulation(tls, files, tmp_path):
     flags += ["--optimizer=sgd", "--learning_rate=0.1", f"--rounds={ROUNDS}", "--standardize"]
     call(flower.COMMAND, app, *flags)
 
-    network = Network(tmp_path / "network", tls=tls)
     keep = tmp_path / "keep"
-    try:
+    out = tmp_path / "out"
+    patience = "start=1800.0 rejoin=1200.0"
+    with Network(tmp_path / "network", tls=tls) as network:
         nodes = []
         for number in range(3):
             config = f'partition-id={number} data="{files}/{number}.npz" keep="{keep}"'
             nodes.append(network.start_node(number, config))
-        out = tmp_path / "out"
-        started = network.call(
-            "flwr", "run", app, "test", "--run-config", f'out="{out}" rejoin=400.0'
-        )
+        run_config = f'out="{out}" {patience}'
+        started = network.call("flwr", "run", app, "test", "--run-config", run_config)
         assert started.returncode == 0, started.stdout + started.stderr
 
         # The node of client 1 dies after its first round, and comes back with what it kept.
         file = keep / "client-1.npz"
-        wait_until(lambda: kept_round(file) >= 0, 400, network.logs)
+        wait_until(lambda: kept_round(file) >= 0, 1200, network.logs)
         network.kill(nodes[1])
         network.start_node(1, f'partition-id=1 data="{files}/1.npz" keep="{keep}"')
-        wait_until((out / "summary.json").exists, 600, network.logs)
-    finally:
-        network.close()
+        wait_until((out / "summary.json").exists, 1800, network.logs)
+    assert network.remaining() == []
 
     # The simulation, on all clients' examples together.
     with np.load(files / "all.npz") as stored:

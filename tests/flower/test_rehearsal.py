@@ -1,5 +1,8 @@
 """Both of Flower's apps in one process, against the simulation."""
 
+import json
+import time
+
 import jax
 import numpy as np
 import optax
@@ -21,13 +24,13 @@ def make_clients(**options):
     return pfl.Federation.from_arrays(x, y, client=client, **options)
 
 
-def simulated(method, clients=None, rounds=3, local=None, **options):
+def simulated(method, clients=None, rounds=3, local=None, model=None, **options):
     """A simulation, and its state after some rounds, with the keys of a run."""
     local = local or pfl.LocalTraining(optimizer=optax.sgd, learning_rate=0.1, batch_size=3)
     simulation = pfl.Simulation(
         method,
         clients or make_clients(),
-        pfl.models.MLP(hidden=(3,)),
+        model or pfl.models.MLP(hidden=(3,)),
         local,
         rounds=rounds,
         execution=pfl.Execution(devices=1, cache_features=False),
@@ -50,6 +53,22 @@ def on_flower(run, rounds=3, nodes=None, before=None, read=None, **options):
     nodes = nodes or [{"partition-id": number} for number in range(len(SIZES))]
     grid = pfl.flower.rehearse(client_app, server_app, nodes, before=before)
     return outcomes[0], grid
+
+
+def task_of(message):
+    """The task in a message, and its round."""
+    values = message.content.config_records["pfljax.values"]
+    return values.get("task"), values.get("round")
+
+
+def assert_equal_scores(simulation, state, outcome):
+    """The last scores of a deployment are those of the simulation."""
+    scores = simulation.evaluate(state, jax.random.fold_in(SEED, 2))
+    evaluated = outcome.evaluations[-1].scores
+    assert "test" in evaluated
+    for split, values in evaluated.items():
+        for metric, each in values.items():
+            np.testing.assert_allclose(each, scores[split][metric], atol=1e-5)
 
 
 def assert_close(a, b, atol=1e-5):
@@ -88,6 +107,48 @@ def test_every_topology_equals_the_simulation(method):
     scores = simulation.evaluate(state, jax.random.fold_in(SEED, 2))
     for split, values in outcome.evaluations[-1].scores.items():
         np.testing.assert_allclose(values["loss"], scores[split]["loss"], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [
+        pfl.methods.IFCA(clusters=2, averaging="gradients"),
+        pfl.methods.FedeRiCoCentralized(),
+        pfl.FedeRiCo(neighbors=2, update="gradient"),
+    ],
+    ids=lambda method: method.info.name,
+)
+def test_several_exchanges_a_round_equal_the_simulation(method):
+    """11 examples in batches of 3 are four steps, and as many messages to each client."""
+    simulation, state = simulated(method)
+    outcome, grid = on_flower(simulation)
+    assert_close(state.server, outcome.state.server)
+    if outcome.state.clients.model:
+        assert_close(state.clients.model, outcome.state.clients.model)
+    assert_equal_scores(simulation, state, outcome)
+    work = [message for message in grid.messages if task_of(message)[0] == "work"]
+    assert len(work) > 3 * len(SIZES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [
+        pfl.Local(),
+        pfl.methods.FML(),
+        pfl.methods.FedProto(),
+        pfl.methods.FedGH(),
+        pfl.methods.LGFedAvg(shared_layers=1),
+    ],
+    ids=lambda method: method.info.name,
+)
+def test_clients_with_different_networks_equal_the_simulation(method):
+    networks = {"small": pfl.models.MLP(hidden=(3,)), "deep": pfl.models.MLP(hidden=(5, 3))}
+    simulation, state = simulated(method, model=networks)
+    outcome, _ = on_flower(simulation)
+    assert_close(state.server, outcome.state.server)
+    assert_equal_scores(simulation, state, outcome)
 
 
 @pytest.mark.slow
@@ -167,6 +228,81 @@ def test_a_client_without_a_node_counts_as_one_without_examples():
     weights = np.array([sizes[2], sizes[0]]) / (sizes[0] + sizes[2])
     expected = weights[0] * updates[0] + weights[1] * updates[1]
     np.testing.assert_allclose(outcome.state.models["Dense_0"]["kernel"], expected, atol=1e-6)
+
+
+def test_a_node_that_comes_back_under_its_id_is_asked_again_in_the_round(monkeypatch):
+    """As nodes with keys of their own do. The time until Flower knows that it is gone does not count."""
+    listings = []
+    seconds = time.monotonic
+
+    def before(grid, message):
+        is_first = task_of(message) == ("work", 1) and message.metadata.dst_node_id == 101
+        if not is_first or listings:
+            return
+        grid.gone = {101}
+        monkeypatch.setattr(time, "monotonic", lambda: seconds() + 1000)
+        all_ids = grid.get_node_ids
+
+        def get_node_ids():
+            listings.append(all_ids())
+            if len(listings) > 2:
+                grid.gone = set()
+            return all_ids()
+
+        grid.get_node_ids = get_node_ids
+
+    simulation, state = simulated(pfl.Ditto(), rounds=2)
+    patience = pfl.flower.Patience(rejoin=60)
+    outcome, _ = on_flower(simulation, rounds=2, before=before, patience=patience)
+    assert [100, 102] in listings
+    assert outcome.history[-1]["absent"] == []
+    assert_close(state.server, outcome.state.server)
+    assert_equal_scores(simulation, state, outcome)
+
+
+def test_a_node_that_cannot_take_part_ends_no_run_that_has_begun():
+    connected = []
+
+    def before(grid, message):
+        if task_of(message) == ("work", 0) and not connected:
+            connected.extend(
+                [
+                    grid.connect({}),  # no client
+                    grid.connect({"partition-id": 7}),
+                    grid.connect({"partition-id": 0, "newcomer": True}),
+                    grid.connect({"partition-id": 0, "newcomer": True}),
+                ]
+            )
+
+    simulation, state = simulated(pfl.FedAvg(), rounds=2)
+    outcome, _ = on_flower(simulation, rounds=2, before=before)
+    assert_close(state.server, outcome.state.server)
+    assert [each.newcomer_ids for each in outcome.evaluations] == [(), (0,)]
+
+
+def test_results_of_each_evaluation_are_written_and_newcomers_may_join_late(tmp_path):
+    seen = []
+
+    def before(grid, message):
+        if task_of(message) == ("work", 0) and not seen:
+            seen.append(sorted(path.name for path in (tmp_path / "out").iterdir()))
+            grid.connect({"partition-id": 2, "newcomer": True})
+
+    simulation, state = simulated(pfl.FedAvg(), rounds=2)
+    on_flower(simulation, rounds=2, before=before, out=tmp_path / "out")
+    assert seen == [["metrics.jsonl", "results.npz", "server.npz"]]
+    scores = simulation.evaluate(state, jax.random.fold_in(SEED, 2))
+    with np.load(tmp_path / "out" / "results.npz") as results:
+        assert results["rounds"].tolist() == [0, 2] and results["newcomers"].tolist() == [2]
+        loss = scores["test"]["loss"]
+        np.testing.assert_allclose(results["loss_test"][-1], loss, atol=1e-5)
+        # The newcomer has the examples of client 2, and the global model.
+        newcomer = results["newcomers_loss_test"]
+        np.testing.assert_allclose(newcomer[:, 0], [np.nan, loss[2]], atol=1e-5)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    # A client receives and sends the model's 3 * 3 + 3 + 3 * 2 + 2 floats a round, and a few numbers.
+    for name in ("bytes_down", "bytes_up"):
+        assert 0 <= summary["last"][name] - 2 * 4 * 20 <= 2 * 64
 
 
 def test_a_node_that_is_asked_again_begins_where_it_began_before():
@@ -252,6 +388,25 @@ def test_mistakes_of_nodes_end_the_run_with_their_line():
     with pytest.raises(pfl.RunError, match=r"^no node of client 1, 2 after 0 seconds"):
         patience = pfl.flower.Patience(start=0)
         on_flower(simulation, nodes=[{"partition-id": 0}], patience=patience)
+
+
+@pytest.mark.parametrize(
+    "config, line",
+    [
+        ({"rounds": 0}, "rounds=0: accepted: 1 or more"),
+        ({"eval-every": 0}, "eval_every=0: accepted: 1 or more"),
+        ({"scaling": "none"}, "scaling=none: accepted: federated, node"),
+        ({"rejoin": -1.0}, "rejoin=-1.0: accepted: 0 or more"),
+        ({"start": "soon"}, "start=soon: "),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_mistakes_in_the_configuration_of_a_run_are_refused(config, line):
+    simulation, _ = simulated(pfl.FedAvg(), rounds=1)
+    client_app = pfl.flower.client_app(simulation)
+    server_app = pfl.flower.server_app(simulation, 1)
+    with pytest.raises(pfl.ArgumentError, match=f"^{line}"):
+        pfl.flower.rehearse(client_app, server_app, [], run_config=config)
 
 
 def test_examples_leave_a_node_only_if_it_agrees():

@@ -51,10 +51,12 @@ class Features(NamedTuple):
         names: Name of each column; COLUMN=CATEGORY for one of a categorical column.
         one_hot: (F,) bool, whether a column says if an example has a category. It is never scaled, and it is left out
             if no training example has the category.
+        complete: Whether all columns stay, since they are those of another table.
     """
 
     names: tuple[str, ...]
     one_hot: np.ndarray
+    complete: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
