@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+from jax.extend.core import ClosedJaxpr
+from jax.interpreters import partial_eval
 
 from pfljax.contract.held import Holder, taking
 from pfljax.contract.types import Algorithm, Array, ClientData, First, Key, PyTree, Start, State
@@ -51,6 +53,26 @@ class Jitted:
     def lower(self, *args: Any) -> jax.stages.Lowered:
         """Lowers the function for arguments or their shapes; compiled, it takes `frozen` by name."""
         return self.jitted.lower(*args, frozen=self.frozen)
+
+    def used(self, *args: Any) -> tuple:
+        """Returns trees of bool like the arguments: whether a result of the function depends on the array."""
+        traced = self.jitted.trace(*args, frozen=self.frozen)
+        return used_inputs(traced.jaxpr, args, self.frozen)
+
+
+def used_inputs(traced: ClosedJaxpr, args: tuple, frozen: PyTree) -> tuple:
+    """Returns trees of bool like `args`: whether a result of a traced function depends on the array.
+
+    Args:
+        traced: The function, traced with these arguments and `frozen`, which it takes by this name.
+        args: Its arguments, or their shapes.
+        frozen: The network's frozen arrays, or their shapes.
+    """
+    all_results = [True] * len(traced.jaxpr.outvars)
+    _, is_used = partial_eval.dce_jaxpr(traced.jaxpr, all_results)
+    structure = jax.tree.structure((args, {"frozen": frozen}))
+    used, _ = jax.tree.unflatten(structure, is_used)
+    return used
 
 
 class Lowered(NamedTuple):

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,23 +89,83 @@ def _segment_of_all(
     return replicates.side_by_side(states), jax.tree.map(join, *records), num_rounds
 
 
-def _in_memory(experiment: Experiment, replicates: Replicates, like: State) -> Callable[..., State]:
-    """Returns (run, key, clients) -> initial state, made on the host, since not all rows may fit on the devices."""
-    host = make_host_plan()
+class _InitialState:
+    """What the server and the clients of some runs begin with, computed on the host's CPU."""
 
-    def init_state(numbers: Numbers, key: Key, clients: ClientData) -> State:
-        algorithm = experiment.algorithm(host, numbers)
-        return lifting.init(algorithm, host, key, clients)
+    def __init__(self, experiment: Experiment, replicates: Replicates, block: int):
+        """Compiles nothing yet.
 
-    jitted_init = Jitted(experiment.problem.model.network, host, init_state)
+        Args:
+            experiment: One of the runs.
+            replicates: All runs.
+            block: Number of clients whose rows are computed at a time.
+        """
+        self.replicates = replicates
+        self.block = block
+        host = make_host_plan()
+        self.device = host.device
+
+        def begin(numbers: Numbers, key: Key, clients: ClientData) -> Start:
+            algorithm = experiment.algorithm(host, numbers)
+            return lifting.begin(algorithm, key, clients)
+
+        def first_rows(numbers: Numbers, key: Key, start: Start, ids: Array) -> list[Array]:
+            algorithm = experiment.algorithm(host, numbers)
+            rows = lifting.first_rows(algorithm, host, key, start, ids)
+            return jax.tree.leaves(rows)
+
+        network = experiment.problem.model.network
+        self.jitted_begin = Jitted(network, host, begin)
+        self.jitted_first_rows = Jitted(network, host, first_rows)
+
+    def server(self, run: int, key: Key, clients: ClientData) -> Start:
+        """Returns what the server of a run begins with, on the host."""
+        with jax.default_device(self.device):
+            start = self.jitted_begin(self.replicates.numbers_of(run), key, clients)
+            return jax.device_get(start)
+
+    def rows(self, run: int, key: Key, start: Start, ids: np.ndarray) -> list[np.ndarray]:
+        """Computes the initial rows of clients `ids` (n,): a list of leaves (n, ...)."""
+        blocks = [rows for _, rows in self.blocks(run, key, start, ids)]
+        return [np.concatenate(leaves) for leaves in zip(*blocks, strict=True)]
+
+    def blocks(
+        self, run: int, key: Key, start: Start, ids: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+        """Computes initial rows in blocks of one size, which compile once: yields (ids of a block, its leaves)."""
+        numbers = self.replicates.numbers_of(run)
+        for first in range(0, len(ids), self.block):
+            block_ids = ids[first : first + self.block]
+            padded_ids = np.resize(block_ids, self.block).astype(np.int32)
+            with jax.default_device(self.device):
+                rows = jax.device_get(self.jitted_first_rows(numbers, key, start, padded_ids))
+            yield block_ids, [leaf[: len(block_ids)] for leaf in rows]
+
+
+def _in_memory(
+    experiment: Experiment, replicates: Replicates, like: State, block: int
+) -> Callable[..., State]:
+    """Returns (run, key, clients) -> initial state with all clients' rows in the host's memory.
+
+    Rows are computed in blocks and written to where they stay. Rows of zeros, such as those of most optimizers' states,
+    take no memory before they change.
+    """
+    initial = _InitialState(experiment, replicates, block)
+    everyone = np.arange(experiment.problem.num_clients)
 
     def init(run: int, key: Key, clients: ClientData) -> State:
-        with jax.default_device(host.device):
-            state = jitted_init(replicates.numbers_of(run), key, clients)
-        rows = jax.tree.map(_take_over, state.clients)
-        rest = jax.device_get(without_clients(state))
-        rest = jax.tree.map(_on_devices, rest, without_clients(like))
-        return rest._replace(clients=rows)
+        start = initial.server(run, key, clients)
+        shapes, structure = jax.tree.flatten(like.clients)
+        stack = [np.zeros(leaf.shape, leaf.dtype) for leaf in shapes]
+        if stack:
+            for ids, rows in initial.blocks(run, key, start, everyone):
+                for leaf, block_rows in zip(stack, rows, strict=True):
+                    if np.any(block_rows):
+                        leaf[ids[0] : ids[-1] + 1] = block_rows
+
+        clients_rows = jax.tree.unflatten(structure, [_own_share(leaf) for leaf in stack])
+        rest = jax.tree.map(_on_devices, State(start), without_clients(like))
+        return rest._replace(clients=clients_rows)
 
     return init
 
@@ -161,21 +221,7 @@ class _RowsOnDisk:
             text = "needs a run folder that all processes can access"
             raise ArgumentError("client_store", text, "disk")
 
-        host = make_host_plan()
-        self.device = host.device
-
-        def begin(numbers: Numbers, key: Key, clients: ClientData) -> Start:
-            algorithm = experiment.algorithm(host, numbers)
-            return lifting.begin(algorithm, key, clients)
-
-        def first_rows(numbers: Numbers, key: Key, start: Start, ids: Array) -> list[Array]:
-            algorithm = experiment.algorithm(host, numbers)
-            rows = lifting.first_rows(algorithm, host, key, start, ids)
-            return jax.tree.leaves(rows)
-
-        network = experiment.problem.model.network
-        self.jitted_begin = Jitted(network, host, begin)
-        self.jitted_first_rows = Jitted(network, host, first_rows)
+        self.initial = _InitialState(experiment, replicates, self.cohort_size)
 
     @property
     def saving(self) -> Saving:
@@ -191,7 +237,7 @@ class _RowsOnDisk:
 
     def init(self, run: int, key: Key, clients: ClientData) -> State:
         """Returns the initial state, without any client's row."""
-        start = self.begin(run, key, clients)
+        start = self.initial.server(run, key, clients)
         rest = jax.tree.map(_on_devices, State(start), self.rest)
         return self.with_files(run, key, start, stacks.no_rows(self.num_clients), rest)
 
@@ -201,7 +247,7 @@ class _RowsOnDisk:
 
     def thaw(self, run: int, key: Key, saved: State) -> State:
         slots_and_sums: Any = saved.clients
-        start = self.begin(run, key, self.data[run])
+        start = self.initial.server(run, key, self.data[run])
         return self.with_files(run, key, start, slots_and_sums, without_clients(saved))
 
     def mark_saved(self, state: State) -> None:
@@ -211,18 +257,11 @@ class _RowsOnDisk:
         played = min(rounds * self.cohort_size, self.num_clients)
         return stacks.check_disk(self.directories, self.shapes, played)
 
-    def begin(self, run: int, key: Key, clients: ClientData) -> Start:
-        """Returns what the server of a run begins with, on the host."""
-        with jax.default_device(self.device):
-            start = self.jitted_begin(self.replicates.numbers_of(run), key, clients)
-            return jax.device_get(start)
-
     def with_files(
         self, run: int, key: Key, start: Start, slots_and_sums: dict[str, np.ndarray], rest: State
     ) -> State:
         """Returns a run's state with its files of rows, of which a checkpoint recorded slots and checksums."""
-        numbers = self.replicates.numbers_of(run)
-        first_rows = functools.partial(self.first_rows, numbers, key, start)
+        first_rows = functools.partial(self.initial.rows, run, key, start)
         slots = np.array(slots_and_sums["slots"])
         sums = np.array(slots_and_sums["sums"])
         table = stacks.SlotTable(slots, sums, first_rows)
@@ -235,19 +274,6 @@ class _RowsOnDisk:
             with tempfile.TemporaryDirectory(prefix="pfljax-") as folder:
                 files = stacks.open_files(Path(folder), self.shapes, table)
         return rest._replace(clients=files)
-
-    def first_rows(
-        self, numbers: Numbers, key: Key, start: Start, ids: np.ndarray
-    ) -> list[np.ndarray]:
-        """Computes the initial rows of clients `ids` in blocks of one size, which compile once."""
-        size = self.cohort_size
-        blocks: list[list[np.ndarray]] = []
-        for first in range(0, len(ids), size):
-            block = np.resize(ids[first : first + size], size).astype(np.int32)
-            with jax.default_device(self.device):
-                rows = self.jitted_first_rows(numbers, key, start, block)
-                blocks.append(jax.device_get(rows))
-        return [np.concatenate(leaves)[: len(ids)] for leaves in zip(*blocks, strict=True)]
 
 
 class Segment:
@@ -336,11 +362,9 @@ def renew(ahead: Ahead, old: np.ndarray, rows: First) -> Ahead:
     return ahead._replace(rows=jax.tree.map(replace, ahead.rows, new_rows))
 
 
-def _take_over(leaf: jax.Array) -> np.ndarray | stacks.Shared:
-    """Returns a writable copy of an array and frees the array. With several processes, each keeps its share."""
-    copy = np.array(leaf)
-    leaf.delete()
-    return copy if jax.process_count() == 1 else stacks.Shared(copy)
+def _own_share(leaf: np.ndarray) -> np.ndarray | stacks.Shared:
+    """All clients' rows or, with several processes, this one's share of them."""
+    return leaf if jax.process_count() == 1 else stacks.Shared(leaf)
 
 
 def _on_devices(leaf: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
@@ -533,10 +557,11 @@ class HostStore(Store):
         """
         del data
         on_host = (like.server.models, like.server.opt_state, like.clients)
-        sizes = [tree.num_bytes(leaf) for leaf in jax.tree.leaves(on_host)]
-        # One more leaf, while it is copied.
-        memory.check_host(replicates.num * sum(sizes) + max(sizes, default=0))
-        init = _in_memory(experiment, replicates, like)
+        row_bytes = tree.row_bytes(like.clients)
+        block = max(BLOCK_BYTES // max(row_bytes, 1), 1)
+        block = min(block, experiment.problem.num_clients)
+        memory.check_host(replicates.num * tree.num_bytes(on_host) + block * row_bytes)
+        init = _in_memory(experiment, replicates, like, block)
         saving = _saving_whole(like) if jax.process_count() > 1 else None
         return init, saving
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from pfljax.contract.held import Holder
+from pfljax.contract.pooled import is_pooled
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -102,8 +104,25 @@ def joined(served_blocks: Sequence[Served], num: int) -> Served:
     return jax.tree.map(join, *served_blocks)
 
 
+class OnHost(NamedTuple):
+    """What a block's clients need from the host's stacks.
+
+    Attributes:
+        rows: Their rows, but for models that are read by who predicts with them.
+        clients: Their data.
+        inputs: What they predict.
+    """
+
+    rows: First
+    clients: ClientData
+    inputs: PyTree
+
+
 class BlockServer:
-    """Serves clients in blocks: rows, data and other clients' models are fetched from the host for each block."""
+    """Serves clients in blocks: rows, data and other clients' models are fetched from the host for each block.
+
+    Arrays that no result depends on, such as optimizers' states, are fetched for the first block only.
+    """
 
     def __init__(
         self,
@@ -151,6 +170,8 @@ class BlockServer:
         self.reads_others = build(OWN).topology.reads_others
         self.jitted_choose = Jitted(network, plan, choose, out_shardings=plan.everywhere)
         self.jitted_serve = Jitted(network, plan, serve_block, out_shardings=plan.everywhere)
+        # Whether a result depends on a leaf of `OnHost`, once this is known.
+        self.is_used: list[bool] | None = None
 
     def __call__(
         self,
@@ -164,10 +185,11 @@ class BlockServer:
     ) -> Served:
         """Returns what clients `ids` (n,) found, as NumPy arrays (n, ...); see `lifting.serve`."""
         served_blocks: list[Served] = []
+        unused: dict[int, Array] = {}
         for positions in blocks(len(ids), self.size):
             block_ids = ids[positions]
             served_blocks.append(
-                self.block(numbers, block_ids, key, state, clients, inputs, trained)
+                self.block(numbers, block_ids, key, state, clients, inputs, trained, unused)
             )
         return joined(served_blocks, len(ids))
 
@@ -179,43 +201,80 @@ class BlockServer:
         state: State,
         clients: ClientData,
         inputs: PyTree,
-        trained: np.ndarray | None = None,
+        trained: np.ndarray | None,
+        unused: dict[int, Array],
     ) -> Served:
-        """Serves one block of clients; when it returns, nothing of theirs is left on the devices."""
-        clients = self.read(clients, ids)
-        inputs = self.read(inputs, ids)
-        trained = self.read(trained, ids)
+        """Serves one block of clients.
+
+        Args:
+            unused: Arrays on the devices of an earlier block, by their position in `OnHost`, in place of those that no
+                result depends on. The first block adds them.
+        """
+        rows = state.clients
+        stacks.verify(rows, ids)
+        on_host = OnHost(rows, clients, inputs)
         if self.reads_others:
-            rows, mixture = self.read_with_collaborators(numbers, ids, key, state, clients)
-        else:
-            rows = self.read(state.clients, ids)
-            mixture = None
-        state = state._replace(clients=rows)
-        served = self.jitted_serve(numbers, ids, key, state, clients, inputs, mixture, trained)
-        served = jax.device_get(served)
+            on_host = on_host._replace(rows=rows._replace(model=()))
+        block = self.read_used(on_host, ids, unused)
+        trained = self.read(trained, ids)
+
+        mixture = None
+        chosen = ()
+        block_rows = block.rows
+        if self.reads_others:
+            block_state = state._replace(clients=block_rows)
+            chosen = (numbers, ids, key, block_state, block.clients.train.size)
+            mixture, models = self.read_collaborators(rows, chosen)
+            block_rows = block_rows._replace(model=models)
+        state = state._replace(clients=block_rows)
+        arguments = (numbers, ids, key, state, block.clients, block.inputs, mixture, trained)
+        served = jax.device_get(self.jitted_serve(*arguments))
+
+        if self.is_used is None:
+            self.is_used = self.find_used(arguments, chosen)
+        if not unused:
+            leaves = jax.tree.leaves(block)
+            pairs = enumerate(zip(leaves, self.is_used, strict=True))
+            unused.update({number: leaf for number, (leaf, is_used) in pairs if not is_used})
         if self.finish is None:
             return served
         return served._replace(outputs=self.finish(served.outputs))
+
+    def read_used(self, on_host: OnHost, ids: np.ndarray, unused: Mapping[int, Array]) -> OnHost:
+        """Puts what clients `ids` need on the devices; in place of `unused` leaves, those of an earlier block."""
+        leaves, structure = jax.tree.flatten(on_host, is_leaf=is_pooled)
+        needed = {number: leaf for number, leaf in enumerate(leaves) if number not in unused}
+        on_devices = self.read(needed, ids) | dict(unused)
+        return jax.tree.unflatten(structure, [on_devices[number] for number in range(len(leaves))])
+
+    def find_used(self, arguments: tuple, chosen: tuple) -> list[bool]:
+        """Returns whether predictions, or the choice of collaborators, depend on a leaf of `OnHost`."""
+        _, _, _, state, clients, inputs, *_ = self.jitted_serve.used(*arguments)
+        rows = state.clients
+        if not chosen:
+            return jax.tree.leaves(OnHost(rows, clients, inputs))
+
+        # Clients read their rows and sizes when they choose, too.
+        _, _, _, state, size = self.jitted_choose.used(*chosen)
+        used_by_both = OnHost(rows._replace(model=()), clients, inputs)
+        chosen_rows = jax.tree.map(operator.or_, used_by_both.rows, state.clients)
+        train = clients.train._replace(size=clients.train.size or size)
+        both = used_by_both._replace(rows=chosen_rows, clients=clients._replace(train=train))
+        return jax.tree.leaves(both)
 
     def read(self, stack: PyTree, ids: np.ndarray) -> PyTree:
         """Puts rows `ids` of a stack on the host on the devices."""
         rows = stacks.read(stack, ids)
         return place(self.plan, rows, len(ids))
 
-    def read_with_collaborators(
-        self, numbers: Numbers, ids: np.ndarray, key: Key, state: State, data: ClientData
-    ) -> tuple[First, Mixture]:
-        """Returns the rows of clients `ids` (n,), and whose models they predict with.
+    def read_collaborators(self, stack: First, chosen: tuple) -> tuple[Mixture, PyTree]:
+        """Returns whose models clients predict with, and these models (n J, ...), each client's J adjacent.
 
-        These models (n J, ...) are in place of their own, each client's J adjacent.
+        Args:
+            stack: All clients' rows, on the host.
+            chosen: Arguments of the program that chooses.
         """
-        stack: First = state.clients
-        stacks.verify(stack, ids)
-        rows = self.read(stack._replace(model=()), ids)
-        block_state = state._replace(clients=rows)
-        mixture = self.jitted_choose(numbers, ids, key, block_state, data.train.size)
-
+        mixture = self.jitted_choose(*chosen)
         index = np.asarray(mixture.index).reshape(-1)
         stacks.verify(stack, index)
-        models = self.read(stack.model, index)
-        return rows._replace(model=models), mixture
+        return mixture, self.read(stack.model, index)

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.interpreters import partial_eval
 
 from pfljax.contract.held import taking
 from pfljax.contract.types import ClientData, Key, PyTree, State
 from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_host_plan
 from pfljax.folder import fingerprint
+from pfljax.run.compiled import used_inputs
 from pfljax.run.experiment import Experiment
 from pfljax.stores.registry import store_of
 
@@ -80,8 +80,4 @@ def trace_predictions(experiment: Experiment) -> Dependence | None:
 def used_arguments(function: Callable, args: tuple, frozen: PyTree) -> tuple:
     """Returns trees of bool like `args`: whether a result of the function depends on the array."""
     traced = jax.make_jaxpr(function)(*args, frozen=frozen)
-    all_results = [True] * len(traced.jaxpr.outvars)
-    _, is_used = partial_eval.dce_jaxpr(traced.jaxpr, all_results)
-    structure = jax.tree.structure((args, {"frozen": frozen}))
-    used, _ = jax.tree.unflatten(structure, is_used)
-    return used
+    return used_inputs(traced, args, frozen)
