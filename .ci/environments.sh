@@ -59,3 +59,16 @@ use_newest() { # an environment with the newest JAX, which needs Python 3.12 or 
 install_libtpu() { # the compiler of TPUs; fails if it cannot be fetched
   timeout 600 pip install -q -e '.[tpu-target]'
 }
+
+# Tests of what needs PyTorch, Flower or Hugging Face's datasets; they are skipped in the other environments.
+doors=(
+  tests/flower tests/models/test_torch.py tests/models/test_torch_missing.py tests/models/test_torchvision.py
+  tests/api/test_torch_runs.py tests/data/test_torch_data.py tests/data/sources/test_hub.py
+  tests/data/sources/test_saved.py
+)
+
+use_doors() { # an environment with these packages; fails if they cannot be fetched
+  use doors python3
+  # PyTorch first: pip would take its newest release for the range of the extra
+  timeout 600 pip install -q 'torch==2.13.0' && timeout 600 pip install -q -e '.[test,torch,flower,hf,device]'
+}

@@ -33,6 +33,7 @@ from pfljax.cli import flags as fl
 from pfljax.cli.parsing import Several, Value
 from pfljax.data import federation, partitions, sources, variants
 from pfljax.data.embedding import Embedding
+from pfljax.flower.apps import Options
 from pfljax.models import adapters
 from pfljax.settings.fields import (
     MOST,
@@ -389,6 +390,7 @@ def calls() -> dict[str, Called]:
         "MLflow": Called(pfl.trackers.MLflow, folder),
         "flower.server_app": Called(pfl.flower.server_app, {"run": run, "rounds": 1}),
         "flower.Patience": Called(pfl.flower.Patience),
+        "flower.apps.Options": Called(Options, {"rounds": 1}),
     }
 
 
