@@ -3,7 +3,8 @@
     pip install -e '.[benchmark]' && python -m experiments.architectures --plan=map
 
 The sides take turns, round by round, so that a machine that changes its speed favors none. PyTorch runs with one thread
-and with all. A few networks: `--networks="U-Net,ViT 2 x 64"`. XLA's own convolutions are slow on CPUs: `--native`.
+and with all. A few networks: `--networks="U-Net,ViT 2 x 64"`. XLA's own convolutions are slow on CPUs: `--native`. The
+modules of PyTorch as networks of pfljax: `pip install -e '.[torch]'` and `--torch_modules`.
 """
 
 from __future__ import annotations
@@ -41,24 +42,42 @@ def define(registry: flags.FlagValues) -> None:
     add.add("repeats", int, 9, "number of timed rounds of each side", at_least=3)
     add.add("networks", str, ",".join(ARCHITECTURES), f"accepted: {', '.join(ARCHITECTURES)}")
     add.add("native", bool, False, "also time XLA's own convolutions and pooling")
+    add.add("torch_modules", bool, False, "also time PyTorch's modules as networks of pfljax")
     add.add("out", str, "runs/architectures", "folder of architectures.json")
 
 
-def clients_of(work: Architecture) -> Federation:
+def clients_of(work: Architecture, channels_first: bool = False) -> Federation:
     """Random pixels, vectors or tokens."""
-    federation = data.random_pixels(work.num_clients, work.examples, work.shape, linen.CLASSES, 0)
-    return benchmark.as_tokens(federation, linen.TOKENS) if len(work.shape) == 1 else federation
+    shape = work.shape
+    if channels_first and len(shape) == 3:
+        height, width, channels = shape
+        shape = (channels, height, width)
+    federation = data.random_pixels(work.num_clients, work.examples, shape, linen.CLASSES, 0)
+    return benchmark.as_tokens(federation, linen.TOKENS) if len(shape) == 1 else federation
 
 
-def ours(
-    work: Architecture, module: Any, federation: Federation, settings: Settings, native: bool
+def ours(module: Any, federation: Federation, settings: Settings, work: Architecture) -> Callable:
+    """A function that runs a round of Local and returns its seconds."""
+    return rounds_of(model_of(module, federation), federation, settings, work)
+
+
+def native(module: Any, federation: Federation, settings: Settings, work: Architecture) -> Callable:
+    """The same with XLA's own convolutions and pooling."""
+    model = model_of(module, federation)
+    vars(model)["_forward"] = lambda frozen, *args: model.network.forward(*args)
+    return rounds_of(model, federation, settings, work)
+
+
+def model_of(module: Any, federation: Federation) -> models.Model:
+    """A module of any library as a model for the clients' examples."""
+    x = federation.train.x
+    return models.build(module, x.shape[2:], federation.task, federation.num_classes, dtype=x.dtype)
+
+
+def rounds_of(
+    model: models.Model, federation: Federation, settings: Settings, work: Architecture
 ) -> Callable:
     """A function that runs a round of Local and returns its seconds."""
-    model = models.build(
-        module, work.shape, federation.task, federation.num_classes, dtype=federation.train.x.dtype
-    )
-    if native:
-        vars(model)["_forward"] = lambda frozen, *args: model.network.forward(*args)
     solver = LocalTraining(optax.sgd(benchmark.RATE), batch_size=work.batch_size).bind(model)
     plan = settings.make(Execution).make_plan()
     experiment = timing.build(method.get("local")(), federation, model, solver, plan)
@@ -84,13 +103,16 @@ def theirs(torch: Any, work: Architecture, federation: Federation, threads: int)
 def measure(torch: Any, work: Architecture, settings: Settings) -> dict[str, float]:
     """Median milliseconds of a round on each side."""
     federation = clients_of(work)
-    sides = {"Linen": ours(work, work.make(), federation, settings, False)}
+    sides = {"Linen": ours(work.make(), federation, settings, work)}
     if work.nnx:
         from experiments.architectures import nnx
 
-        sides["NNX"] = ours(work, getattr(nnx, work.nnx), federation, settings, False)
+        sides["NNX"] = ours(getattr(nnx, work.nnx), federation, settings, work)
     if settings.native:
-        sides["native"] = ours(work, work.make(), federation, settings, True)
+        sides["native"] = native(work.make(), federation, settings, work)
+    if settings.torch_modules:
+        module = benchmark.network_in_torch(torch, work)
+        sides["module"] = ours(module, clients_of(work, channels_first=True), settings, work)
     for threads in benchmark.threads_of_torch():
         sides[f"PyTorch, {threads} thread(s)"] = theirs(torch, work, federation, threads)
     seconds = [{name: side() for name, side in sides.items()} for _ in range(settings.repeats + 1)][
