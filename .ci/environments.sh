@@ -64,7 +64,7 @@ install_libtpu() { # the compiler of TPUs; fails if it cannot be fetched
 doors=(
   tests/flower tests/models/test_torch.py tests/models/test_torch_missing.py tests/models/test_torchvision.py
   tests/api/test_torch_runs.py tests/data/test_torch_data.py tests/data/sources/test_hub.py
-  tests/data/sources/test_saved.py
+  tests/data/sources/test_saved.py tests/experiments/test_architectures.py
 )
 
 use_doors() { # an environment with these packages; fails if they cannot be fetched

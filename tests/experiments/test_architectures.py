@@ -51,6 +51,20 @@ def test_pytorch_has_the_same_parameters(name):
     assert theirs == num_parameters(work, work.make()) + MORE_BIASES.get(name, 0)
 
 
+def test_a_module_of_pytorch_is_timed_on_its_own_layout():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torchax")
+    from experiments import benchmark
+
+    work = ARCHITECTURES["McMahan's CNN"]._replace(num_clients=2, examples=4)
+    federation = __main__.clients_of(work, channels_first=True)
+    assert federation.train.x.shape[2:] == (1, 28, 28)
+    module = benchmark.network_in_torch(torch, work)
+    model = __main__.model_of(module, federation)
+    theirs = sum(leaf.numel() for leaf in module.parameters())
+    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model.network.shapes)) == theirs
+
+
 def test_tokens_are_followed_by_their_targets():
     work = ARCHITECTURES["decoder 2 x 64"]
     split = __main__.clients_of(work._replace(num_clients=2, examples=4)).train
