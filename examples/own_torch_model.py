@@ -48,20 +48,26 @@ def data_sets(num_clients: int) -> list[TensorDataset]:
     return sets
 
 
+def accuracy_in_torch(result: pfl.Result, client: int) -> float:
+    """Loads a client's model into the PyTorch module, and returns its accuracy on the client's test examples."""
+    _, state = result.export(client=client)
+    network = Network()
+    network.load_state_dict(state)
+    x, y = result.clients.examples(client)
+    with torch.no_grad():
+        predicted = network.eval()(torch.from_numpy(x)).argmax(dim=1)
+    return float(np.mean(predicted.numpy() == y))
+
+
 def main() -> pfl.Result:
-    """Trains Ditto, loads a client's model into the PyTorch module, and prints the result."""
+    """Trains Ditto, and prints each client's accuracy, here and in PyTorch."""
     clients = pfl.Federation.from_arrays(data_sets(6), standardize=False, num_classes=10)
     local = pfl.LocalTraining(optax.sgd(0.05, momentum=0.9), batch_size=16)
     result = pfl.Run(pfl.Ditto(), clients, Network, local).train(rounds=20)
 
-    # A client's model is a PyTorch module again.
-    _, state = result.export(client=3)
-    network = Network()
-    network.load_state_dict(state)
-    x, y = clients.examples(3)
-    with torch.no_grad():
-        predicted = network.eval()(torch.from_numpy(x)).argmax(dim=1)
-    print(f"client 3 in PyTorch: accuracy {np.mean(predicted.numpy() == y):.3f}")
+    for client, accuracy in enumerate(result.per_client_accuracy):
+        in_torch = accuracy_in_torch(result, client)
+        print(f"client {client}: accuracy {accuracy:.3f}, in PyTorch {in_torch:.3f}")
     print(result)
     return result
 

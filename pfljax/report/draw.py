@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ DASHES = {"solid": "-", "dash": "--", "dot": ":"}
 LEGEND_BELOW = {"ncols": 2, "loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}
 CAP = 9.0  # points; height of an interval's caps
 SMALLEST_FONT = 5.0  # points; smaller names of rows are left out
+CHARACTER = 0.56  # mean width of a character, relative to the font's size
+INCH = 72  # points
+BELOW = 0.5  # inches below a panel's axes
+BESIDE = 0.7  # share of a panel's width that its axes take beside names of methods
 
 
 class InlineFigure(Figure):
@@ -74,13 +79,13 @@ def draw(
         columns: Number of panels in a row; 0: all of them.
         alike: Whether all panels have the same axes. They are then labeled at the figure's left and lower edge only.
     """
-    width, _ = size
+    width, height = size
     columns = columns or len(panels)
     rows = -(-len(panels) // columns)
     figure = InlineFigure(figsize=size, layout=None if alike else "constrained")
     for number, panel in enumerate(panels, 1):
         axes = figure.add_subplot(rows, columns, number)
-        draw_panel(axes, panel, width / columns)
+        draw_panel(axes, panel, (width / columns, height / rows))
         if alike:
             is_lowest = number + columns > len(panels)
             is_first = number % columns == 1
@@ -106,8 +111,10 @@ def _label_alike(figure: Figure, panel: Panel, size: tuple[float, float]) -> Non
     figure.supylabel(panel.y.label, fontsize=10, x=0.1 / width)
 
 
-def draw_panel(axes: Axes, panel: Panel, width: float) -> None:
-    """Draws a panel into axes of some inches in width."""
+def draw_panel(axes: Axes, panel: Panel, size: tuple[float, float]) -> None:
+    """Draws a panel that has some inches in width and height into axes."""
+    width, height = size
+
     # Its content.
     if panel.heat is not None:
         _draw_heat(axes, panel.heat, width)
@@ -121,8 +128,8 @@ def draw_panel(axes: Axes, panel: Panel, width: float) -> None:
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
 
     # Its axes, title and legend.
-    _set_axis(axes.xaxis, panel.x, axes.set_xscale, axes.set_xlim)
-    _set_axis(axes.yaxis, panel.y, axes.set_yscale, axes.set_ylim)
+    _set_axis(axes.xaxis, panel.x, BESIDE * width, axes.set_xscale, axes.set_xlim)
+    _set_axis(axes.yaxis, panel.y, height - BELOW, axes.set_yscale, axes.set_ylim)
     axes.set_title(panel.title, fontsize=9)
     _, names = axes.get_legend_handles_labels()
     if names and panel.legend == "below":
@@ -134,15 +141,17 @@ def draw_panel(axes: Axes, panel: Panel, width: float) -> None:
 def _set_axis(
     drawn: DrawnAxis,
     axis: Axis,
+    inches: float,
     set_scale: Callable[[str], Any],
     set_limits: Callable[[float, float], Any],
 ) -> None:
-    """Sets the scale, limits, label and ticks of an axis."""
+    """Sets the scale, limits, label and ticks of an axis, which has some inches for its label."""
     if axis.log:
         set_scale("log")
     if axis.limits is not None:
         set_limits(*axis.limits)
-    drawn.set_label_text(axis.label)
+    characters = inches * INCH / (CHARACTER * float(drawn.label.get_fontsize()))
+    drawn.set_label_text(textwrap.fill(axis.label, max(round(characters), 1)))
     if axis.percent:
         drawn.set_major_formatter(PercentFormatter(1, decimals=None))
         if isinstance(drawn, XAxis):  # wide labels, such as 97.5%, side by side

@@ -4,11 +4,12 @@ import math
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from pfljax import report
 from pfljax.api.table import Table
 from pfljax.contract.errors import ArgumentError
-from pfljax.report import comparisons, rendering, table_plots
+from pfljax.report import comparisons, draw, rendering, table_plots
 
 
 def row(method, **entries):
@@ -41,6 +42,22 @@ def labels(figure):
     """The labels of the horizontal and the vertical axis."""
     (axes,) = figure.axes
     return axes.get_xlabel(), axes.get_ylabel()
+
+
+@pytest.mark.parametrize("width", [3.3, 6.4])
+def test_long_labels_stay_within_the_figure(width):
+    score = "balanced_accuracy_of_the_wards"
+    seeds = [{"seed": 0, score: 0.6}, {"seed": 1, score: 0.8}]
+    rows = [each | {"score": score, "seeds": seeds} for each in (LOCAL, FEDAVG)]
+    for panel in comparisons.panels_of_rows(rows).values():
+        figure = draw.draw([panel], size=(width, 0.75 * width))
+        FigureCanvasAgg(figure).draw()
+        (axes,) = figure.axes
+        right, top = figure.bbox.max
+        for label in (axes.xaxis.label, axes.yaxis.label):
+            box = label.get_window_extent()
+            is_inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= right and box.y1 <= top
+            assert is_inside or not label.get_text(), label
 
 
 def test_a_table_has_a_figure_of_each_of_its_pictures():
