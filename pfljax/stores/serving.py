@@ -185,7 +185,8 @@ class BlockServer:
     ) -> Served:
         """Returns what clients `ids` (n,) found, as NumPy arrays (n, ...); see `lifting.serve`."""
         served_blocks: list[Served] = []
-        unused: dict[int, Array] = {}
+        has_more_blocks = len(ids) > self.size
+        unused: dict[int, Array] | None = {} if has_more_blocks else None
         for positions in blocks(len(ids), self.size):
             block_ids = ids[positions]
             served_blocks.append(
@@ -202,20 +203,20 @@ class BlockServer:
         clients: ClientData,
         inputs: PyTree,
         trained: np.ndarray | None,
-        unused: dict[int, Array],
+        unused: dict[int, Array] | None,
     ) -> Served:
         """Serves one block of clients.
 
         Args:
             unused: Arrays on the devices of an earlier block, by their position in `OnHost`, in place of those that no
-                result depends on. The first block adds them.
+                result depends on. The first block adds them. None: there is one block.
         """
         rows = state.clients
         stacks.verify(rows, ids)
         on_host = OnHost(rows, clients, inputs)
         if self.reads_others:
             on_host = on_host._replace(rows=rows._replace(model=()))
-        block = self.read_used(on_host, ids, unused)
+        block = self.read_used(on_host, ids, unused or {})
         trained = self.read(trained, ids)
 
         mixture = None
@@ -230,12 +231,13 @@ class BlockServer:
         arguments = (numbers, ids, key, state, block.clients, block.inputs, mixture, trained)
         served = jax.device_get(self.jitted_serve(*arguments))
 
-        if self.is_used is None:
-            self.is_used = self.find_used(arguments, chosen)
-        if not unused:
+        if unused is not None and not unused:
+            if self.is_used is None:
+                self.is_used = self.find_used(arguments, chosen)
             leaves = jax.tree.leaves(block)
-            pairs = enumerate(zip(leaves, self.is_used, strict=True))
-            unused.update({number: leaf for number, (leaf, is_used) in pairs if not is_used})
+            for number, (leaf, is_used) in enumerate(zip(leaves, self.is_used, strict=True)):
+                if not is_used:
+                    unused[number] = leaf
         if self.finish is None:
             return served
         return served._replace(outputs=self.finish(served.outputs))

@@ -122,6 +122,36 @@ def test_the_devices_need_nothing_of_the_size_of_k(monkeypatch):
     assert needs[0] == needs[1] and min(needs[0]) > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["local", "federico"])
+def test_arrays_that_no_result_depends_on_are_placed_with_the_first_block_only(name, monkeypatch):
+    """Adam's two moments of every parameter, and the training examples."""
+    monkeypatch.setattr(host_store, "BLOCK_BYTES", 0)
+    experiment = make_experiment(name, (3,) * 12)
+    shards = experiment.federation.client_data
+    found = compile_segment(experiment)
+    state = found.init(jax.random.key(0), shards)
+    evaluate = STORES["host"].make_evaluation([experiment], found, ONE)
+    splits = {"test": experiment.federation.test}
+
+    num_placed = []
+    put = serving.place
+
+    def noting(plan, stacked, num, axis=0):
+        if isinstance(stacked, dict) and all(isinstance(position, int) for position in stacked):
+            num_placed.append(len(stacked))
+        return put(plan, stacked, num, axis)
+
+    monkeypatch.setattr(serving, "place", noting)
+    for _ in range(2):
+        evaluate(jax.random.key(0), state, shards, splits, np.ones(12, bool))
+    in_one_evaluation = len(num_placed) // 2
+    first, *others = num_placed[:in_one_evaluation]
+    num_parameters = len(jax.tree.leaves(experiment.problem.model.network.shapes))
+    assert len(set(others)) == 1 and first - others[0] >= 2 * num_parameters
+    assert num_placed[in_one_evaluation:] == [first, *others]
+
+
 @toys.each_method(["scaffold", "federico"], fast=[], slow=["scaffold"])
 def test_a_run_goes_on_in_the_other_store(name, tmp_path):
     """Stopped on the devices, resumed on the host, and the other way round, as never stopped."""
