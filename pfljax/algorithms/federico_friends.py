@@ -44,8 +44,8 @@ Details:
   models by their likelihoods takes the place of its model.
 - FedeRiCo's departures in the handling of cohorts and mini-batches hold here, too.
 
-docs/results/federico.md compares the rule with others, and with itself without references, classes, weights of
-examples or temperatures. A client stores three models, or one without references.
+docs/results/federico-rule.md compares the rule with others where clients share nothing, a part or everything, and
+docs/results/federico-constants.md varies its constants. A client stores three models, or one without references.
 """
 
 from __future__ import annotations
