@@ -2,6 +2,7 @@
 
 python -m experiments.ledger add NAME FOLDER [FOLDER ...]    an entry from finished runs
 python -m experiments.ledger repeat NAME FOLDER [FOLDER ...] records that some of an entry's runs were repeated
+python -m experiments.ledger parity NAME FOLDER [FOLDER ...] an entry's figures from experiments.parity
 python -m experiments.ledger write                           the tables of docs/results, from the entries
 python -m experiments.ledger check                           whether they are the same, byte for byte
 python -m experiments.ledger stale                           tables whose methods compute something else by now
@@ -17,7 +18,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.ledger import added, commits, entries, repeated, scoreboard, stale, tables
+from experiments.ledger import (
+    added,
+    commits,
+    entries,
+    parity,
+    repeated,
+    scoreboard,
+    stale,
+    tables,
+)
 from experiments.ledger.entries import ROOT, Entry
 
 
@@ -43,6 +53,10 @@ def parser() -> argparse.ArgumentParser:
     repeat.add_argument(
         "--row_first", action="store_true", help="run folders are ROW/COLUMN instead of COLUMN/ROW"
     )
+    again = commands.add_parser("parity")
+    again.add_argument("name", help="the entry's name")
+    again.add_argument("folders", nargs="+", type=Path, help="output folders of the peers")
+    again.add_argument("--machine", default="", help="where it was measured. Default: this machine")
     add = commands.add_parser("add")
     add.add_argument("name", help="the entry's name, such as federico-table1-digits")
     add.add_argument("folders", nargs="+", type=Path, help="output folders of one table's runs")
@@ -76,6 +90,18 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
+def write(name: str, entry: Entry, root: Path) -> None:
+    """Writes a new entry's file, unless its table cannot be made."""
+    tables.table(entry)  # find mistakes before writing anything
+    print(
+        f"{len(entry.runs or [])} runs of commit {entry.commit}: {entries.write(name, entry, root)}"
+    )
+    if entry.programs is None:
+        print(
+            f"programs are not recorded: pfljax has changed since {entry.commit}, or git lacks it"
+        )
+
+
 def add(words: argparse.Namespace, root: Path) -> None:
     """Writes an entry from folders of runs."""
     measured = functools.partial(
@@ -86,14 +112,7 @@ def add(words: argparse.Namespace, root: Path) -> None:
         name: getattr(words, name) for name in ("title", "machine", "commit", "called", "row_first")
     }
     entry = added.entry_of(words.folders, written if words.cells else measured, **own, root=root)
-    tables.table(entry)  # find mistakes before writing anything
-    print(
-        f"{len(entry.runs or [])} runs of commit {entry.commit}: {entries.write(words.name, entry, root)}"
-    )
-    if entry.programs is None:
-        print(
-            f"programs are not recorded: pfljax has changed since {entry.commit}, or git lacks it"
-        )
+    write(words.name, entry, root)
     if words.name not in tables.marked(root):
         print(
             f"no page shows it; put <!-- ledger: {words.name} --> and <!-- /ledger --> on lines of one, then write"
@@ -108,6 +127,12 @@ def repeat(words: argparse.Namespace, root: Path) -> None:
     print(f"{words.name}: {entry.repeated}")
 
 
+def compare(words: argparse.Namespace, root: Path) -> None:
+    """Takes an entry's figures from comparisons with other code."""
+    entry = entries.read(root)[words.name]
+    write(words.name, parity.measured(entry, words.folders, machine=words.machine, root=root), root)
+
+
 def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Runs a command; returns its exit code."""
     words = parser().parse_args(argv)
@@ -117,6 +142,9 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
             return 0
         if words.command == "repeat":
             repeat(words, root)
+            return 0
+        if words.command == "parity":
+            compare(words, root)
             return 0
         found = entries.read(root)
         if words.command == "check":

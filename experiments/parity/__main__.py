@@ -5,16 +5,21 @@
 The folder is a checkout of the peer; its code is imported from there. Both sides have the same clients, the same
 initial parameters, and mini-batches in the same order. They play rounds in turn. OUT/parity.json and parity.md have,
 after some rounds, the largest difference of parameters, how far parameters have moved, both accuracies, and the median
-time of a round. They are written after every method; the same command continues where it stopped.
+time of a round. They are written after every method; the same command continues where it stopped. `python -m
+experiments.ledger parity NAME OUT` takes a table's figures from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.metadata
 import pkgutil
 from pathlib import Path
+from typing import Any
 
 from experiments.parity.shared import Apart, Book, Cell, measure, row
+from pfljax.training import describe
 
 AUTHORS = "experiments.parity.authors"
 # the function of a checkout that gives the comparisons, the repository, a file that only it has
@@ -52,6 +57,17 @@ def cells_of(peer: str, folder: Path) -> dict[str, Cell | Apart]:
     return pkgutil.resolve_name(PEERS[peer][0])(folder)
 
 
+def about(peer: str, rounds: list[int]) -> dict[str, Any]:
+    """Returns what all results of a folder have in common."""
+    environment = describe.environment()
+    versions = environment["versions"]
+    # FedJAX does not need PyTorch.
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        versions["torch"] = importlib.metadata.version("torch").partition("+")[0]
+    commit = environment["git_commit"]
+    return {"peer": peer, "rounds": rounds, "commit": commit, "versions": versions}
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(
@@ -81,10 +97,11 @@ def main() -> None:
     names = args.methods.split(";") if args.methods else list(cells)
     if not set(names) <= set(cells):
         parser.error(f"--methods={args.methods}: accepted: {'; '.join(cells)}")
-    book = Book(args.out, {"peer": args.peer, "rounds": rounds})
+    book = Book(args.out, about(args.peer, rounds))
     if not book.agrees:
         parser.error(
-            f"--out={args.out}: has results of another peer or for other rounds; choose a new folder"
+            f"--out={args.out}: has results of another peer, commit or version, or for other rounds; "
+            "choose a new folder"
         )
     for name in names:
         if name not in book.content["cells"]:

@@ -551,6 +551,95 @@ def test_a_row_without_a_repeated_run_is_refused(repository, tmp_path, capsys):
     assert "no run was repeated of ditto" in capsys.readouterr().err
 
 
+def compared(folder, peer, commit, cells):
+    """The folder of a comparison with other code, as far as the ledger reads it."""
+    folder.mkdir(parents=True)
+    versions = {"python": "3.11.7", "jax": "0.10.2", "torch": "2.13.0"}
+    about = {"peer": peer, "rounds": [1, 50], "commit": commit, "versions": versions}
+    (folder / "parity.json").write_text(json.dumps({"about": about, "cells": cells}))
+    return str(folder)
+
+
+def after(rounds, difference):
+    """The figures of a comparison after some rounds."""
+    accuracies = {"accuracy": 0.75, "accuracy_of_peer": 0.8}
+    return {"rounds": rounds, "difference": difference, "moved": 1.25} | accuracies
+
+
+LIBRARY = {"FedAvg": {"note": "", "differs": "", "rows": [after(1, 6e-8), after(50, 7.654321e-7)]}}
+AUTHORS = {"Local": {"note": "", "differs": "it has no server"}}
+
+
+@pytest.fixture
+def of_parity(repository):
+    """A repository with an entry of comparisons with two peers; returns its root and the commit."""
+    root, commit = repository
+    columns = [
+        {"head": "code"},
+        {"head": "after 50", "of": "50", "figure": "difference"},
+        {"head": "theirs", "of": "50", "figure": "accuracy_of_peer"},
+    ]
+    rows = [
+        {"name": "library FedAvg", "title": "FedAvg", "cells": ["a library"]},
+        {"name": "authors Local", "title": "Local", "cells": ["its authors"]},
+    ]
+    former = after(50, 0.5) | {"row": "library FedAvg", "column": "50", "split": None, "seed": 0}
+    table = {"columns": columns, "rows": rows, "runs": [former], "repeated": "all of it"}
+    entries.write("peers", entries.made(GIVEN | table), root)
+    return root, commit
+
+
+@pytest.mark.parametrize("unchanged", [True, False])
+def test_parity_replaces_figures_and_leaves_the_text(of_parity, tmp_path, capsys, unchanged):
+    root, commit = of_parity
+    former = entries.read(root)["peers"]
+    folders = [
+        compared(tmp_path / "library", "library", commit, LIBRARY),
+        compared(tmp_path / "authors", "authors", commit, AUTHORS),
+    ]
+    if not unchanged:
+        (root / "pfljax" / "local" / "solve.py").write_text("x = 2\n")
+    assert main(["parity", "peers", *folders, "--machine=2 CPU cores"], root) == 0
+    entry = entries.read(root)["peers"]
+    assert (entry.title, entry.columns, entry.rows) == (former.title, former.columns, former.rows)
+    assert (entry.commit, entry.date) == (commit[:10], datetime.date.today().isoformat())
+    assert (entry.machine, entry.repeated) == ("2 CPU cores", None)
+    assert entry.versions == {"Python": "3.11.7", "jax": "0.10.2", "PyTorch": "2.13.0"}
+    assert [(run["row"], run["column"], run["difference"]) for run in entry.runs or []] == [
+        ("library FedAvg", "1", 6e-8),
+        ("library FedAvg", "50", 7.65432e-7),
+    ]
+    made = tables.table(entry)
+    assert "| FedAvg | a library | 7.65e-07 | 80.0 |" in made
+    assert "| Local | its authors | - | - |" in made
+    printed = capsys.readouterr().out
+    if unchanged:
+        assert entry.programs == programs.digests(["local", "fedavg"])
+        assert entry.programs_jax == programs.jax_version()
+    else:
+        assert entry.programs is None and "programs are not recorded" in printed
+
+
+@pytest.mark.parametrize(
+    "peers, commits, said",
+    [
+        (["library"], ["a"], "no folder compares authors Local"),
+        (["library", "authors"], ["a", "b"], "expected folders of one commit"),
+        (["library", "authors"], [None, None], "expected folders of one commit"),
+    ],
+)
+def test_parity_refuses_what_makes_no_table(of_parity, tmp_path, capsys, peers, commits, said):
+    root, _ = of_parity
+    former = entries.read(root)["peers"]
+    folders = []
+    for peer, commit in zip(peers, commits, strict=True):
+        cells = LIBRARY if peer == "library" else AUTHORS
+        folders.append(compared(tmp_path / peer, peer, commit, cells))
+    assert main(["parity", "peers", *folders], root) == 1
+    assert said in capsys.readouterr().err
+    assert entries.read(root)["peers"] == former
+
+
 def test_add_makes_an_entry_of_finished_runs(root, tmp_path, capsys):
     out = tmp_path / "out"
     for seed, accuracy in enumerate([0.5, 0.7]):
