@@ -17,11 +17,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[2]
 DATA = Path("docs/results/data")  # from the repository's root
 ARCHIVE = DATA / "archive"
-OPTIONAL = (
-    "programs",
-    "programs_jax",
-    "repeated",
-)  # of an entry; its file leaves them out if they are None
+# Of an entry; its file leaves them out if they are None or False.
+OPTIONAL = ("programs", "programs_jax", "repeated", "timing")
 PARTITION = "partition:"  # before a partition's name among programs
 SPREAD = re.compile(r"(-?[\d.]+) ± ([\d.]+)")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -89,6 +86,8 @@ class Entry:
             "partition:NAME" (see `experiments.ledger.programs`); None if they were not recorded.
         programs_jax: The version of jax of these digests.
         repeated: How a part of the runs was repeated at a later commit, whose programs these are; None: it was not.
+        timing: Whether it shows times, memory or bytes of programs on a machine. They depend on the whole engine, so
+            they are those of the commit, and no digest of a method tells whether they still hold.
     """
 
     title: str
@@ -105,6 +104,7 @@ class Entry:
     programs: dict[str, str] | None = None
     programs_jax: str | None = None
     repeated: str | None = None
+    timing: bool = False
 
     def value(self, row: Row, column: Column) -> Value | None:
         """The value in a cell, in percent if it is an accuracy; None if the cell has no number."""
@@ -226,7 +226,7 @@ def text(entry: Entry) -> str:
     """The entry's file: a line for each column, row and run."""
     lines = []
     for key, value in dataclasses.asdict(entry).items():
-        if key in OPTIONAL and value is None:
+        if key in OPTIONAL and value in (None, False):
             continue
         if key in ("columns", "rows", "runs") and value:
             items = [{name: item[name] for name in item if kept(key, name, item)} for item in value]

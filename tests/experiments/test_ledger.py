@@ -380,6 +380,7 @@ def test_stale_names_what_is_gone_and_what_cannot_be_compared(variant, monkeypat
         "gone": recorded("variant"),
         "old": entries.made(GIVEN),
         "older": entries.made(GIVEN),
+        "timed": entries.made(GIVEN | {"timing": True}),
         "other": recorded("local", programs_jax="0.4.0"),
         "dealt": recorded("local", partition="pairs"),
     }
