@@ -618,7 +618,7 @@ def fedpac(folder: Path) -> Cells:
     usual: dict[str, Any] = {"local": {"optimizer": heavy(0.5, 5e-4)}}
     usual["note"] = "momentum 0.5 and weight decay 5e-4 in our local training, too"
     own: dict[str, Any] = usual | {"note": f"heads=own; {usual['note']}"}
-    dropped = "weights of heads below 0.001, which theirs drops; the first came in the fifth round"
+    dropped = "weights of heads below 0.001, which theirs drops; the first came in the third round"
     both: dict[str, Any] = usual | {
         "note": f"their variance divided by n - 1, as in ours, instead of n; {usual['note']}"
     }
@@ -902,8 +902,8 @@ def pfedgraph(folder: Path) -> Cells:
                 0.8,
             ),
             sizes=EQUAL,
-            note=f"strength=0; {NO_MOMENTUM}; their cosines and alpha times 0.85, since theirs counts cosines above "
+            note=f"mu=0; {NO_MOMENTUM}; their cosines and alpha times 0.85, since theirs counts cosines above "
             "0.9 as 1; clients of one size, since they count mini-batches",
-            differs="with a strength, their cosine is with another vector and has the opposite sign",
+            differs="with mu above 0, their cosine is with another vector and has the opposite sign",
         )
     }
