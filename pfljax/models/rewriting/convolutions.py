@@ -1,8 +1,10 @@
 """Convolutions and pooling over shifted views of images, which are (B, *S, C) with any number of axes S.
 
 XLA runs a CPU's convolutions slowly inside loops, and those of stacked clients as grouped convolutions. Patches times a
-matrix are one product of matrices, stacked or not; depthwise convolutions are sums of shifted images. The gradients are
-of the same form: differentiating the patches would scatter. Here kernels are (*W, C / G, O), for G groups of channels.
+matrix are one product of matrices, stacked or not; depthwise convolutions are sums of shifted images. With few
+channels, copying patches takes longer than multiplying them: there, neighboring windows share a patch (`neighbors`).
+The gradients are of the same form: differentiating the patches would scatter. Here kernels are (*W, C / G, O), for G
+groups of channels.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ import jax.numpy as jnp
 
 from pfljax.contract.types import Array
 
-CACHE_BYTES = (
-    3 << 18
-)  # patches of this size stay in a core's cache (docs/results/speed-networks.md)
+# Patches of this size stay in a core's cache (docs/results/speed-networks.md).
+CACHE_BYTES = 3 << 18
+MOST_CHANNELS = 64  # of windows that share patches
+VERY_FEW_CHANNELS = 4  # those of images
 
 
 class Windows(NamedTuple):
@@ -34,6 +37,7 @@ class Windows(NamedTuple):
         spread: Distance of the image's rows before it is padded: 1 but in transposed convolutions.
         groups: Groups of channels.
         cache: Bytes of patches that are computed at a time; each block of images reads the kernel.
+        sharing: Whether neighboring windows may share a patch, and what lies side by side is copied at once. For CPUs.
     """
 
     size: tuple[int, ...]
@@ -43,6 +47,7 @@ class Windows(NamedTuple):
     spread: tuple[int, ...]
     groups: int = 1
     cache: int = CACHE_BYTES
+    sharing: bool = False
 
     def outputs(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Number of windows along each spatial axis of `shape`."""
@@ -124,10 +129,45 @@ def tiles(x: Array, windows: Windows) -> Array:
 
 def patches(x: Array, windows: Windows) -> Array:
     """The views side by side, (B, *S', positions C); or (B, *S', G, positions C / G) for G > 1 groups of channels."""
-    arrays = views(x, windows)
     if windows.groups > 1:
-        arrays = [view.reshape(*view.shape[:-1], windows.groups, -1) for view in arrays]
+        arrays = [view.reshape(*view.shape[:-1], windows.groups, -1) for view in views(x, windows)]
+    elif has_segments(windows):
+        arrays = segments(x, windows)
+    else:
+        arrays = views(x, windows)
     return jnp.concatenate(arrays, axis=-1)
+
+
+def has_segments(windows: Windows) -> bool:
+    """Whether patches are copied in `segments`."""
+    is_plain = windows.groups == 1 and windows.dilation[-1] == 1
+    return windows.sharing and is_plain and windows.strides[-1] > 1
+
+
+def segments(x: Array, windows: Windows) -> list[Array]:
+    """The `views` of windows with strides along the last axis; those side by side are one array (B, *S', n C)."""
+    number = windows.outputs(x.shape[1:-1])[-1]
+    size = windows.size[-1]
+    stride = windows.strides[-1]
+    x = pad(x, windows.padding)
+    rows = windows._replace(
+        size=(*windows.size[:-1], 1),
+        strides=(*windows.strides[:-1], 1),
+        padding=[(0, 0)] * len(windows.size),
+    )
+    arrays = []
+    for row in views(x, rows):
+        axis = row.ndim - 2
+        for start in range(0, size, stride):
+            n = min(stride, size - start)
+            stop = min(start + number * stride, row.shape[axis])
+            segment = jax.lax.slice_in_dim(row, start, stop, axis=axis)
+            missing = number * stride - segment.shape[axis]
+            margins = [(0, 0)] * (axis - 1) + [(0, missing)]
+            segment = pad(segment, margins).reshape(*row.shape[:axis], number, stride, -1)
+            segment = jax.lax.slice_in_dim(segment, 0, n, axis=axis + 1)
+            arrays.append(segment.reshape(*segment.shape[:-2], -1))
+    return arrays
 
 
 def max_pool(x: Array, windows: Windows) -> Array:
@@ -160,6 +200,10 @@ def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
     outputs = kernel.shape[-1]
     if set(windows.spread) != {1}:
         return _convolve_spread(x, kernel, windows)
+    block = neighbors(x.shape, kernel.shape, windows)
+    if block:
+        y = convolve(x, shared_kernel(kernel, block), sharing(windows, block))
+        return in_order(y, block)
     if _is_product(x, windows):
         is_single = math.prod(windows.size) == 1
         rows = views(x, windows)[0] if is_single else tiles(x, windows)
@@ -198,6 +242,14 @@ def slopes(dy: Array, x: Array, kernel: Array, windows: Windows) -> tuple[Array,
     narrow = dy.shape[1:-1]
     is_spread = set(windows.spread) != {1}
     has_strides = set(windows.strides) != {1}
+    block = neighbors(x.shape, kernel.shape, windows)
+    if block:
+        blocks = tiles(
+            dy, windows._replace(size=block, strides=block, padding=[(0, 0)] * len(block))
+        )
+        blocks = blocks.reshape(*blocks.shape[:-2], -1)
+        dx, dkernel = slopes(blocks, x, shared_kernel(kernel, block), sharing(windows, block))
+        return dx, kernel_of_shared(dkernel, block)
     if (is_spread and has_strides) or (not is_spread and _is_product(x, windows)):
         _, pull_back = jax.vjp(lambda x, kernel: convolve(x, kernel, windows), x, kernel)
         return pull_back(dy)
@@ -242,6 +294,70 @@ def _slope_of_kernel(dy: Array, x: Array, kernel: Array, windows: Windows) -> Ar
     return dkernel.reshape(kernel.shape).astype(kernel.dtype)
 
 
+def neighbors(
+    shape: Sequence[int], kernel_shape: Sequence[int], windows: Windows
+) -> tuple[int, ...] | None:
+    """Number of neighboring windows along each axis that share a patch; None if each window has its own.
+
+    A shared patch is multiplied by a kernel that is zero where a window does not reach. That is more to multiply, but
+    less to copy, and matrices of more columns, which are multiplied faster. Measured for windows of 3 and 5 and up to
+    64 channels: pairs along the last axis took 0.48 to 0.97 times as long, for up to 4 channels 2 x 2 windows 0.45 to
+    0.99 times (docs/results/speed-networks.md).
+    """
+    *size, inputs, outputs = kernel_shape
+    is_plain = windows.groups == 1 and set(windows.strides + windows.dilation + windows.spread) == {
+        1
+    }
+    if not (windows.sharing and is_plain and max(inputs, outputs) <= MOST_CHANNELS):
+        return None
+    axes = [len(size) - 1]
+    if inputs <= VERY_FEW_CHANNELS:
+        axes.append(len(size) - 2)
+    numbers = windows.outputs(shape[1:-1])
+    block = [1] * len(size)
+    for axis in axes:
+        if axis >= 0 and size[axis] > 1 and numbers[axis] % 2 == 0:
+            block[axis] = 2
+    return tuple(block) if max(block) > 1 else None
+
+
+def sharing(windows: Windows, block: Sequence[int]) -> Windows:
+    """The patches that blocks of windows share."""
+    size = tuple(n + b - 1 for n, b in zip(windows.size, block, strict=True))
+    return windows._replace(size=size, strides=tuple(block))
+
+
+def shared_kernel(kernel: Array, block: Sequence[int]) -> Array:
+    """The kernel for a block of windows, zero where a window does not reach: (*W, C, O) -> (*W', C, block O)."""
+    shifted = []
+    for offset in itertools.product(*map(range, block)):
+        margins = [(p, b - 1 - p) for p, b in zip(offset, block, strict=True)]
+        shifted.append(jnp.pad(kernel, [*margins, (0, 0), (0, 0)]))
+    return jnp.concatenate(shifted, axis=-1)
+
+
+def kernel_of_shared(dkernel: Array, block: Sequence[int]) -> Array:
+    """The transpose of `shared_kernel`: (*W', C, block O) -> (*W, C, O)."""
+    parts = jnp.split(dkernel, math.prod(block), axis=-1)
+    total: Array | None = None
+    for offset, part in zip(itertools.product(*map(range, block)), parts, strict=True):
+        pairs = zip(offset, block, part.shape[:-2], strict=True)
+        cut = tuple(slice(p, n - (b - 1 - p)) for p, b, n in pairs)
+        total = part[cut] if total is None else total + part[cut]
+    return jnp.asarray(total)
+
+
+def in_order(y: Array, block: Sequence[int]) -> Array:
+    """Outputs of blocks of windows in the order of the image: (B, *S' / block, block O) -> (B, *S', O)."""
+    num_axes = len(block)
+    batch, *numbers, width = y.shape
+    y = y.reshape(batch, *numbers, *block, width // math.prod(block))
+    pairs = [(1 + axis, 1 + num_axes + axis) for axis in range(num_axes)]
+    y = y.transpose(0, *itertools.chain.from_iterable(pairs), 2 * num_axes + 1)
+    shape = [n * b for n, b in zip(numbers, block, strict=True)]
+    return y.reshape(batch, *shape, -1)
+
+
 def _is_product(x: Array, windows: Windows) -> bool:
     """Whether each value of x is in at most one window, so that patches need no copies."""
     if windows.tile(x.shape[1:-1]):
@@ -276,6 +392,10 @@ def _spread(y: Array, kernel: Array, windows: Windows, shape: tuple[int, ...]) -
             grouped = y.reshape(*y.shape[:-1], groups, -1)
             products = jnp.einsum("b...go,wcgo->b...wgc", grouped, rows)
         products = products.reshape(*y.shape[:-1], -1)
+        if has_segments(windows):
+            image = jax.ShapeDtypeStruct((y.shape[0], *shape[1:]), products.dtype)
+            transpose = jax.linear_transpose(lambda x: patches(x, windows), image)
+            return transpose(products)[0]
         grads = jnp.split(products, math.prod(size), axis=-1)
         return unview(grads, windows, (y.shape[0], *shape[1:]))
 

@@ -189,7 +189,7 @@ def rewritten_trace(value: Any) -> Any:
     return new if isinstance(new, type(value)) else new.jaxpr
 
 
-def convolution(eqn: Any, cache: int = CACHE_BYTES) -> Form | None:
+def convolution(eqn: Any, cache: int = CACHE_BYTES, sharing: bool = True) -> Form | None:
     """A convolution as patches times a matrix; None if it has no spatial axes, or too large windows.
 
     `cache` is as in `Windows`.
@@ -205,6 +205,7 @@ def convolution(eqn: Any, cache: int = CACHE_BYTES) -> Form | None:
         spread=params["lhs_dilation"],
         groups=params["feature_group_count"],
         cache=cache,
+        sharing=sharing,
     )
     if params["batch_group_count"] != 1 or params["preferred_element_type"] not in (None, x.dtype):
         return None
@@ -446,7 +447,7 @@ FORMS: dict[str, dict[Any, Callable[[Any], Form | None]]] = {
     # Stacked clients' convolutions are XLA's of groups of channels, half as fast as patches on an H100 or less.
     "cuda": {
         primitives.conv_general_dilated_p: functools.partial(
-            for_stacks, functools.partial(convolution, cache=1 << 62)
+            for_stacks, functools.partial(convolution, cache=1 << 62, sharing=False)
         ),
     },
 }
