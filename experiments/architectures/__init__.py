@@ -35,6 +35,8 @@ class Architecture(NamedTuple):
 SEQUENCE = (40, 32)
 ARCHITECTURES = {
     "McMahan's CNN": Architecture(linen.McMahan, ("mcmahan",), "McMahan", (28, 28, 1), 20, 60, 10),
+    # One of the five local epochs of BlazeFL's benchmark.
+    "LeNet": Architecture(linen.LeNet, ("lenet",), num_clients=100, examples=500, batch_size=50),
     "CNN 3 x 128": Architecture(linen.ThreeConvolutions, ("three_convolutions",)),
     "ResNet-18 (group norm)": Architecture(linen.ResNet18, ("resnet18",)),
     "ResNet-18 (batch norm)": Architecture(

@@ -22,6 +22,16 @@ def mcmahan() -> nn.Module:
     )
 
 
+def lenet() -> nn.Module:
+    layers = []
+    for before, after in ((3, 6), (6, 16)):
+        layers += [nn.Conv2d(before, after, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    layers.append(nn.Flatten())
+    for before, after in ((400, 120), (120, 84)):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(84, CLASSES))
+
+
 def three_convolutions() -> nn.Module:
     layers = []
     for before, after in ((3, 128), (128, 128), (128, 128)):

@@ -21,6 +21,20 @@ class McMahan(nn.Module):
         return nn.Dense(CLASSES)(x)
 
 
+class LeNet(nn.Module):
+    """The network of BlazeFL's benchmark on CIFAR-10: two 5 x 5 convolutions of few channels, three dense layers."""
+
+    @nn.compact
+    def __call__(self, x):
+        for width in (6, 16):
+            x = nn.relu(nn.Conv(width, (5, 5), padding="VALID")(x))
+            x = nn.max_pool(x, (2, 2), (2, 2))
+        x = x.reshape(x.shape[0], -1)
+        for width in (120, 84):
+            x = nn.relu(nn.Dense(width)(x))
+        return nn.Dense(CLASSES)(x)
+
+
 class ThreeConvolutions(nn.Module):
     """Three 3 x 3 convolutions of 128 channels."""
 

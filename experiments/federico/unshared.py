@@ -2,6 +2,7 @@
 
     python -m experiments.federico.unshared
     python -m experiments.federico.unshared --data_file=MNIST.npz --cells=own-20,groups-2,writers --seeds=0,1
+    python -m experiments.federico.unshared --methods=local,local_again
 
 Eight clients have a network of 64 hidden units and examples of 64 dimensions (digits, or an npz file's images by their
 64 principal components). Each seed has its own data, initial models and sampling. `experiments.federico.cells` has the
@@ -25,8 +26,10 @@ from pfljax.report.rendering import markdown_table
 
 HIDDEN = 64
 RATE = 0.01
+AGAIN = 1000  # added to the seeds of `local_again`
 METHODS = {
     "local": pfl.Local(),
+    "local_again": pfl.Local(),  # on the same data, from other initial models: what chance does
     "fedavg": pfl.FedAvg(),
     "ditto": pfl.Ditto(),
     "fedem": pfl.FedEM(),
@@ -71,23 +74,25 @@ def measure(
     """Trains the methods on a cell."""
     local = pfl.LocalTraining(optax.adam(RATE))
     model = pfl.models.MLP((HIDDEN,))
-    pairs = [(name, METHODS[name]) for name in methods]
+    clients = clients_of(cell, data)
     score = "r2" if is_regression(cell) else "accuracy"
     options = {"metrics": {"r2": pfl.metrics.r2}, "score": "r2"} if score == "r2" else {}
-    pfl.compare(
-        pairs,
-        clients_of(cell, data),
-        model,
-        local,
-        rounds=rounds,
-        seeds=seeds,
-        out=out,
-        reference="local",
-        **options,
-    )
+
+    def same_clients(seed: int) -> pfl.Federation:
+        return clients(seed % AGAIN)
+
+    pairs = [(name, METHODS[name]) for name in methods if name != "local_again"]
+    training = {"rounds": rounds, "reference": "local", **options}
+    pfl.compare(pairs, clients, model, local, seeds=seeds, out=out, **training)
+    if "local_again" in methods:
+        others = [AGAIN + seed for seed in seeds]
+        folder = out / "again"
+        pfl.compare(["local"], same_clients, model, local, seeds=others, out=folder, **training)
 
     def last_scores(name: str) -> np.ndarray:
         folders = [out / name / f"seed-{seed}" for seed in seeds]
+        if name == "local_again":
+            folders = [out / "again" / "local" / f"seed-{AGAIN + seed}" for seed in seeds]
         arrays = [files.read_npz(folder / "results.npz") for folder in folders]
         return 100 * np.stack([array[f"{score}_test"][-1] for array in arrays], dtype=np.float64)
 

@@ -78,6 +78,7 @@ def test_the_catalog_s_networks_are_those_of_users():
     """Networks that stand both in pfljax and here have the same parameters."""
     names = {
         "McMahan's CNN": "mcmahan_cnn",
+        "LeNet": "lenet",
         "CNN 3 x 128": "cnn",
         "MobileNet-V2": "mobilenet_v2",
         "VGG-11": "vgg11",
