@@ -22,8 +22,9 @@ from pfljax.contract.types import Array
 
 # Patches of this size stay in a core's cache (docs/results/speed-networks.md).
 CACHE_BYTES = 3 << 18
-MOST_CHANNELS = 64  # of windows that share patches
+FEW_CHANNELS = 8  # of windows that share patches
 VERY_FEW_CHANNELS = 4  # those of images
+MOST_OUTPUTS = 64
 
 
 class Windows(NamedTuple):
@@ -300,15 +301,16 @@ def neighbors(
     """Number of neighboring windows along each axis that share a patch; None if each window has its own.
 
     A shared patch is multiplied by a kernel that is zero where a window does not reach. That is more to multiply, but
-    less to copy, and matrices of more columns, which are multiplied faster. Measured for windows of 3 and 5 and up to
-    64 channels: pairs along the last axis took 0.48 to 0.97 times as long, for up to 4 channels 2 x 2 windows 0.45 to
-    0.99 times (docs/results/speed-networks.md).
+    less to copy, and matrices of more columns, which are multiplied faster. For windows of 3 and 5, pairs along the
+    last axis took 0.48 to 0.71 times as long with 6 and 8 channels, and 2 x 2 windows 0.45 to 0.92 times with up to 4
+    channels and 64 outputs. With 16 to 64 channels, pairs took 0.68 to 0.97 times as long alone, but a U-Net 1.06 to
+    1.13 times.
     """
     *size, inputs, outputs = kernel_shape
     is_plain = windows.groups == 1 and set(windows.strides + windows.dilation + windows.spread) == {
         1
     }
-    if not (windows.sharing and is_plain and max(inputs, outputs) <= MOST_CHANNELS):
+    if not (windows.sharing and is_plain and inputs <= FEW_CHANNELS and outputs <= MOST_OUTPUTS):
         return None
     axes = [len(size) - 1]
     if inputs <= VERY_FEW_CHANNELS:
