@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from pfljax.contract import processes, tree
+from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError, RunError, warn
 from pfljax.contract.types import Algorithm, ClientData, Key, State, Topology
 from pfljax.evaluation import metrics as evaluation
@@ -30,6 +30,8 @@ from pfljax.run import memory
 from pfljax.run.experiment import Experiment
 from pfljax.run.replicates import Replicates
 from pfljax.settings.fields import hyperparameter
+from pfljax.stores import stacks
+from pfljax.stores.initial_rows import completed
 from pfljax.stores.registry import store_of
 from pfljax.stores.serving import scored_ids
 from pfljax.training import conformance, mixing, never_trained, scoring
@@ -384,8 +386,17 @@ class Trainer:
     def _joined(self, states: Sequence[Any]) -> State:
         """Returns the state of all runs from the contents of their checkpoints."""
         saving = self.compiled.saving
+        keys = self.replicates.split(self._key(0))
+        first = self.experiments[0]
+        states = [
+            completed(first, self.replicates, number, *saved)
+            for number, saved in enumerate(zip(keys, states, strict=True))
+        ]
+        if (
+            self.replicates.num > 1 or saving
+        ):  # rounds of several runs or processes track no changes of rows
+            states = [stacks.in_memory(state) for state in states]
         if saving:
-            keys = self.replicates.split(self._key(0))
             states = [
                 saving.thaw(number, *saved)
                 for number, saved in enumerate(zip(keys, states, strict=True))
@@ -400,7 +411,11 @@ class Trainer:
         self.saver = Saver(checkpoint_interval, self.saver.round if self.saver.round else self.done)
         while self.outcomes:
             self.outcomes.pop().detach()
-        with self.display.rounds(rounds, self.done), endings.noted() as signaled:
+        with (
+            self.display.rounds(rounds, self.done),
+            endings.noted() as signaled,
+            self.folders.saving(),
+        ):
             while self.done < rounds and not self._stops():
                 next_evaluation = (self.done // self.length + 1) * self.length
                 next_save = max(self.saver.next_round() or rounds, self.done + 1)
@@ -413,13 +428,29 @@ class Trainer:
                 is_last = self.done == rounds
                 if self.done % eval_every == 0 or is_last:
                     self._evaluate(newest)
-                if processes.from_first(np.int32(is_last or self.saver.is_due(self.done))):
+                if processes.from_first(np.int32(is_last or self._is_save_due())):
                     self._save()
                 number = signaled()  # also after the last round: more runs may follow
                 if number:
                     self._interrupt(number)
             if self.saver.round != self.done:
                 self._save()
+            self._finish_saving()
+
+    def _is_save_due(self) -> bool:
+        """Whether to save now. While a checkpoint is being saved, only a number of rounds makes the next one due."""
+        is_saving = self.folders.is_saving
+        self.saver.note_duration(self.folders.save_seconds)
+        if is_saving and self.saver.interval.rounds is None:
+            return False
+        return self.saver.is_due(self.done)
+
+    def _finish_saving(self) -> None:
+        """Waits until the newest checkpoint is complete."""
+        begin = time.perf_counter()
+        with self.display.step("saving the checkpoint"):
+            self.folders.wait()
+        self.parts.add("checkpoints", time.perf_counter() - begin)
 
     def _seconds_left(self, rounds: int, eval_every: int) -> float:
         """Estimates the time until round `rounds` is evaluated and saved, by what each part took last."""
@@ -470,6 +501,7 @@ class Trainer:
         """Saves the run and raises `Interrupted`."""
         if self.saver.round != self.done:
             self._save()
+        self._finish_saving()
         outs = self.folders.outs
         if outs:
             where = f"which is saved in {outs[0]}"
@@ -677,8 +709,7 @@ class Trainer:
         states = self.replicates.split(self.state)
         begin = time.perf_counter()
         if self.folders.outs:
-            saving = self.compiled.saving
-            size = memory.readable(tree.num_bytes(saving.like if saving else states))
+            size = memory.readable(self.folders.num_bytes(self.compiled, states))
             with self.display.step(f"saving a checkpoint of {size}"):
                 self.folders.save(self.done, self.compiled, self.histories, states)
         duration = time.perf_counter() - begin
