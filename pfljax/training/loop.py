@@ -34,9 +34,10 @@ from pfljax.stores import stacks
 from pfljax.stores.initial_rows import completed
 from pfljax.stores.registry import store_of
 from pfljax.stores.serving import scored_ids
-from pfljax.training import conformance, mixing, never_trained, scoring
+from pfljax.training import conformance, evaluating, mixing, never_trained, scoring
 from pfljax.training.compiling import Dispatch, compile_to_fit, dispatcher
 from pfljax.training.describe import SURPRISES, plan_lines, short_lines
+from pfljax.training.evaluating import EvalEvery
 from pfljax.training.outcome import Outcome, make_key
 from pfljax.training.progress import Display, Seconds, described, logger
 from pfljax.training.saving import AUTO, CheckpointEvery, Interval, Saver, interval
@@ -58,14 +59,14 @@ class Diverged(RunError):
 
 
 Rounds = Annotated[int, hyperparameter(at_least=1, help="number of communication rounds R")]
-EvalEvery = Annotated[int, hyperparameter(at_least=1, help="number of rounds between evaluations")]
 
 
 class Schedule(NamedTuple):
     """When to evaluate and save a run."""
 
-    # Number of rounds between evaluations. The first evaluation is at round 0.
-    eval_every: EvalEvery = 10
+    # Number of rounds between evaluations. The first evaluation is at round 0, the last one after the last round.
+    # "auto": 10, or more where evaluations would take more than a tenth of the time.
+    eval_every: EvalEvery = AUTO
     # Rounds between checkpoints, or seconds such as "60s". "auto": a minute, or longer where saving
     # would take more than a tenth of the time. The last round is always saved.
     checkpoint_every: CheckpointEvery = AUTO
@@ -143,6 +144,7 @@ class Trainer:
         self.seconds = 0.0
         self.state: State | None = None
         self.length = 0
+        self.evaluates_less = False  # whether the default is a larger number of rounds than usual
         self.folders.check()
 
     def train(self, rounds: int, schedule: Schedule = EVERY) -> list[Outcome]:
@@ -169,11 +171,12 @@ class Trainer:
             self.folders.check_rounds(rounds)
             for experiment in self.experiments:
                 mixing.check(experiment)
-        schedule = schedule._replace(eval_every=min(schedule.eval_every, rounds))
+        eval_every = min(evaluating.interval(schedule.eval_every, self.experiments), rounds)
+        self.evaluates_less = schedule.eval_every == AUTO and eval_every > evaluating.USUAL
         checkpoint_interval = interval(schedule.checkpoint_every)
-        if self.length != schedule.eval_every:
+        if self.length != eval_every:
             with self.display.step("compiling"), self.parts.measured("compiling"):
-                self._compile(schedule.eval_every)
+                self._compile(eval_every)
         if self.compiled.saving:
             self.compiled.saving.check(rounds)
         if self.state is None:
@@ -181,7 +184,7 @@ class Trainer:
         else:
             self._describe()
         try:
-            self._play(rounds, schedule.eval_every, checkpoint_interval)
+            self._play(rounds, eval_every, checkpoint_interval)
         except Diverged:
             if not self._starts_over():
                 raise
@@ -320,6 +323,9 @@ class Trainer:
             sizes = "; bytes are per run" if divided else ""
             text = f"{self.replicates.num}; seconds are divided evenly among them{sizes}"
             self.lines.append(("replicates in one kernel", text))
+        if self.evaluates_less:
+            text = f"every {self.length:,} rounds instead of {evaluating.USUAL}, to take less time"
+            self.lines.append(("evaluations", text))
         in_short = short_lines(self.compiled, self.experiments[0], self.folders.outs)
         for name, text in in_short:
             logger.info("  %-32s %s", name, text)
