@@ -20,6 +20,7 @@ from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.contract.types import First, Start, State
 from pfljax.folder import files, former, history
 from pfljax.stores import saved_rows
+from pfljax.stores.saved_rows import RowsWriter
 
 KEEP = 2  # the newest, and one in case the newest is truncated
 PARTIAL = "rows.partial"  # rows of a checkpoint that is being saved
@@ -77,20 +78,33 @@ def num_bytes(state: State) -> int:
     return tree.num_bytes(without_rows(state)) + saved_rows.num_bytes(state.clients)
 
 
-def begin(directory: Path, round_number: int, state: State) -> Callable[[], dict[str, str]]:
+def writer_of(directory: Path, state: State) -> RowsWriter:
+    """Returns what writes the rows of a state whose rows are in memory."""
+    table = saved_rows.table_of(state.clients)
+    assert table is not None
+    return RowsWriter(directory / PARTIAL, state.clients, table)
+
+
+def begin(
+    directory: Path, round_number: int, state: State, writer: RowsWriter
+) -> Callable[[], dict[str, str]]:
     """Begins to save a state whose rows are in memory, as it is now; rounds may go on.
+
+    Args:
+        directory: Folder of the checkpoints.
+        round_number: Number of rounds done.
+        state: The state.
+        writer: Writes its rows, of which some may be written already.
 
     Returns:
         Saves it: () -> SHA-256 of the files of rows, by name. It may be called in a thread.
     """
-    table = saved_rows.table_of(state.clients)
-    assert table is not None
-    writer = saved_rows.RowsWriter(directory / PARTIAL, state.clients, table)
+    writer.freeze()
     rest = jax.tree.map(np.array, without_rows(state))  # a copy: rounds reuse the memory
 
     def finish() -> dict[str, str]:
         try:
-            digests = writer.run()
+            digests = writer.finish()
         finally:
             writer.close()
         rows = rows_with(directory, round_number)

@@ -31,6 +31,7 @@ from pfljax.folder.recorded_clients import RecordedClients
 from pfljax.run.compiled import Compiled
 from pfljax.run.experiment import Experiment
 from pfljax.stores.registry import STORES, store_of
+from pfljax.stores.saved_rows import RowsWriter
 
 CONFIG = "config.json"
 CLIENTS = "clients"  # a run's subfolder for its clients' rows under client_store=disk
@@ -57,6 +58,8 @@ class Folders:
         self.resume: Resume = resume
         self._saving: Future | None = None  # the checkpoint that is being saved in a thread
         self.save_seconds = 0.0  # that the last checkpoint took, in a thread or not
+        self._writer: RowsWriter | None = None  # writes rows of the next checkpoint ahead
+        self._thread = ThreadPoolExecutor(1)  # begins with its first task
 
     def check(self) -> None:
         """Raises `ArgumentError` if a run would overwrite another run, or resume from other settings or data."""
@@ -193,6 +196,7 @@ class Folders:
         saving = compiled.saving
         need = self.num_bytes(compiled, states)
         need += sum(record.num_bytes for record in histories)
+        need -= self._writer.num_bytes if self._writer else 0
         endings.check_room(self.outs[0], need)
         if not saving and all(map(checkpoints.can_wait, states)):
             self._begin_saving(done, histories, states)
@@ -236,7 +240,10 @@ class Folders:
         for out, record, state in zip(self.outs, histories, states, strict=True):
             record.write()
             record.keep(done)
-            finishes.append(checkpoints.begin(out / "checkpoints", done, state))
+            folder = out / "checkpoints"
+            writer = self._writer or checkpoints.writer_of(folder, state)
+            self._writer = None
+            finishes.append(checkpoints.begin(folder, done, state, writer))
         described = [experiment.described for experiment in self.experiments]
 
         def save() -> None:
@@ -248,9 +255,21 @@ class Folders:
                 checkpoints.keep(folder, rounds)
             self.save_seconds = time.perf_counter() - begin
 
-        thread = ThreadPoolExecutor(1)
-        self._saving = thread.submit(save)
-        thread.shutdown(wait=False)
+        self._saving = self._thread.submit(save)
+
+    def save_ahead(self, state: State, ids: np.ndarray) -> None:
+        """Begins to save the rows of clients that take part in no round before the next checkpoint, in a thread.
+
+        Does nothing for a state that `save` does not save in a thread, and while it saves another checkpoint.
+        """
+        from pfljax.folder import checkpoints
+
+        if len(self.outs) != 1 or self._saving is not None or not checkpoints.can_wait(state):
+            return
+        if self._writer is None:
+            self._writer = checkpoints.writer_of(self.outs[0] / "checkpoints", state)
+        self._writer.add(ids)
+        self._thread.submit(self._writer.write_added)
 
     @property
     def is_saving(self) -> bool:
@@ -274,6 +293,9 @@ class Folders:
         except BaseException:
             saving = self._saving
             self._saving = None
+            if self._writer is not None:
+                self._thread.submit(self._writer.close).result()
+                self._writer = None
             if saving is not None and saving.exception() is not None:
                 logging.warning("the newest checkpoint cannot be saved: %s", saving.exception())
             raise

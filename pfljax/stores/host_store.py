@@ -503,6 +503,7 @@ class HostStore(Store):
             memory=needs,
             compile_seconds=time.perf_counter() - begin,
             saving=saving,
+            cohort=segments[0].draw if saving is None and replicates.num == 1 else None,
         )
 
     def begin(

@@ -1,9 +1,9 @@
 """Clients' rows in checkpoints of runs that hold them in host memory.
 
 A folder has one file per leaf with the rows that rounds have changed, in the order in which they were written, the
-numbers of their clients, what the server began with, and an index with names, types and checksums. Initial rows are not
-saved: they follow from what the server began with. Rows are written while rounds go on; a round first saves the rows
-that it is about to change.
+numbers of their clients, what the server began with, and an index with names, types and checksums. Of several rows of a
+client, the last one counts. Initial rows are not saved: they follow from what the server began with. Rows are written
+while rounds go on; a round first saves the rows that it is about to change.
 """
 
 from __future__ import annotations
@@ -93,13 +93,14 @@ class _File:
 
 
 class RowsWriter:
-    """Writes the changed rows of a stack to a folder, as they were when the writer was made.
+    """Writes the changed rows of a stack to a folder, as they are when `freeze` is called.
 
-    `run` may be called in a thread. Meanwhile, whoever changes rows calls `write` first; see `ChangeTable`.
+    Before that, `add` names rows that will not change, which may be written ahead; one that does change is written
+    again. `write_added` and `finish` may be called in a thread, one after the other, while rounds go on.
     """
 
     def __init__(self, folder: Path, stack: PyTree, table: ChangeTable):
-        """Begins a new folder, in place of what is there, and tells the table."""
+        """Begins a new folder, in place of what is there, and has the table call `before_change`."""
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
@@ -107,21 +108,45 @@ class RowsWriter:
         self.folder = folder
         self.table = table
         self.error: OSError | None = None
-        self._pending = table.changed.copy()
+        self.num_bytes = 0  # of rows that are written
+        self._is_frozen = False
+        self._added = np.zeros(len(table.changed), bool)
+        self._written = np.zeros(len(table.changed), bool)
         self._lock = threading.Lock()
         self._arrays = [leaf.array for leaf in leaves.values()]
         self._files: list[_File] = []
         for number, (name, leaf) in enumerate(leaves.items()):
             self._files.append(_File(folder, number, name, leaf.dtype, leaf.shape[1:]))
         self._ids: list[np.ndarray] = []
-        row_bytes = sum(leaf.row_bytes for leaf in leaves.values())
-        self._block = max(BLOCK_BYTES // max(row_bytes, 1), 1)
+        self._row_bytes = sum(leaf.row_bytes for leaf in leaves.values())
+        self._block = max(BLOCK_BYTES // max(self._row_bytes, 1), 1)
         table.writer = self
 
-    def write(self, ids: np.ndarray) -> None:
-        """Writes those of some clients' rows that are not yet written. An error is raised by `run`."""
+    def add(self, ids: np.ndarray) -> None:
+        """Adds those of some clients' rows that have changed to what `write_added` writes."""
         with self._lock:
-            ids = np.unique(ids[self._pending[ids]])
+            self._added[ids] |= self.table.changed[ids] & ~self._written[ids]
+
+    def freeze(self) -> None:
+        """Adds all rows that have changed. From now on, rows are written before they change."""
+        with self._lock:
+            self._added = self.table.changed & ~self._written
+            self._is_frozen = True
+
+    def before_change(self, ids: np.ndarray) -> None:
+        """Writes rows that are added and not yet written; or, before `freeze`, notes that those written are old."""
+        if self._is_frozen:
+            self._write(ids)
+            return
+        with self._lock:
+            self._added[ids] = False
+            self._written[ids] = False
+
+    def _write(self, ids: np.ndarray) -> None:
+        """Writes those of some clients' rows that are added. An error is raised by `finish`."""
+        with self._lock:
+            ids = np.unique(ids[self._added[ids]])
+            self._added[ids] = False
             if not len(ids) or self.error is not None:
                 return
             try:
@@ -129,21 +154,26 @@ class RowsWriter:
                     file.append(np.take(array, ids, axis=0))
             except OSError as error:
                 self.error = error
-            self._pending[ids] = False
+            self._written[ids] = True
             self._ids.append(ids)
+            self.num_bytes += len(ids) * self._row_bytes
 
-    def run(self) -> dict[str, str]:
+    def write_added(self) -> None:
+        """Writes all rows that are added, block by block."""
+        added = np.flatnonzero(self._added)
+        sync_every = max(SYNC_BYTES // BLOCK_BYTES, 1)
+        for number, start in enumerate(range(0, len(added), self._block), 1):
+            self._write(added[start : start + self._block])
+            if self.error is None and number % sync_every == 0:
+                self._sync()
+
+    def finish(self) -> dict[str, str]:
         """Writes all rows, and waits until they are on disk. Returns the files' SHA-256 by name.
 
         Raises:
             OSError: if the disk is full, or cannot be written to.
         """
-        pending = np.flatnonzero(self._pending)
-        sync_every = max(SYNC_BYTES // BLOCK_BYTES, 1)
-        for number, start in enumerate(range(0, len(pending), self._block), 1):
-            self.write(pending[start : start + self._block])
-            if self.error is None and number % sync_every == 0:
-                self._sync()
+        self.write_added()
         if self.error is not None:
             raise self.error
         return self._finish()
@@ -151,7 +181,8 @@ class RowsWriter:
     def close(self) -> None:
         """Closes all files, and deletes the folder unless it is complete."""
         with self._lock:
-            self._pending[:] = False
+            self._is_frozen = True
+            self._added[:] = False
         for file in self._files:
             file.close()
         if not (self.folder / INDEX).exists():

@@ -35,8 +35,8 @@ Leaf = Any  # of a stack: an array (K, ...), `MemoryRows`, `Shared`, a `RowFile`
 class Writer(Protocol):
     """Saves the rows of a checkpoint while rounds go on."""
 
-    def write(self, ids: np.ndarray) -> None:
-        """Saves those of some clients' rows that are not yet saved, since they are about to change."""
+    def before_change(self, ids: np.ndarray) -> None:
+        """Called before these clients' rows change."""
         ...
 
 
@@ -58,7 +58,7 @@ class ChangeTable:
     def change(self, ids: np.ndarray) -> None:
         """Notes that these clients' rows are about to change."""
         if self.writer is not None:
-            self.writer.write(ids)
+            self.writer.before_change(ids)
         self.changed[ids] = True
 
 

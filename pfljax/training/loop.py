@@ -52,6 +52,7 @@ TOTAL = "total"
 OTHER = "other"
 PARTS = ("compiling", "rounds", "evaluation", "checkpoints")  # of a run's seconds
 NAMED = 10  # most clients that lines name
+MOST_AHEAD = 1000  # rounds from whose cohorts follows which rows are saved ahead
 
 
 class Diverged(RunError):
@@ -144,6 +145,8 @@ class Trainer:
         self.seconds = 0.0
         self.state: State | None = None
         self.length = 0
+        # The last round that each client takes part in (K,), once rows are saved ahead.
+        self.last_rounds: np.ndarray | None = None
         self.evaluates_less = False  # whether the default is a larger number of rounds than usual
         self.folders.check()
 
@@ -413,6 +416,7 @@ class Trainer:
         """Dispatches all rounds; evaluates and saves in between."""
         pace = 1
         rounds_key = self._key(1)
+        self.last_rounds = None
         self.resumed = self.done
         self.saver = Saver(checkpoint_interval, self.saver.round if self.saver.round else self.done)
         while self.outcomes:
@@ -432,6 +436,7 @@ class Trainer:
                 if len(self.diverged) == self.replicates.num:
                     return
                 is_last = self.done == rounds
+                self._save_ahead(rounds_key, rounds, eval_every)
                 if self.done % eval_every == 0 or is_last:
                     self._evaluate(newest)
                 if processes.from_first(np.int32(is_last or self._is_save_due())):
@@ -442,6 +447,25 @@ class Trainer:
             if self.saver.round != self.done:
                 self._save()
             self._finish_saving()
+
+    def _save_ahead(self, rounds_key: Key, rounds: int, eval_every: int) -> None:
+        """Begins to save rows that no further round changes, once the next checkpoint is likely the last one."""
+        cohort = self.compiled.cohort
+        assert self.state is not None
+        if cohort is None or not self.folders.outs or self.folders.is_saving:
+            return
+        if self.last_rounds is None:
+            next_save = self.saver.next_round()
+            is_last = next_save is None or next_save >= rounds
+            if next_save is None:
+                seconds_left = self._seconds_left(rounds, eval_every)
+                is_last = seconds_left < self.saver.interval.seconds
+            if not is_last or rounds - self.done > MOST_AHEAD:
+                return
+            self.last_rounds = np.full(self.experiments[0].federation.num_clients, -1)
+            for number in range(self.done, rounds):
+                self.last_rounds[np.asarray(cohort(rounds_key, number))] = number
+        self.folders.save_ahead(self.state, np.flatnonzero(self.last_rounds < self.done))
 
     def _is_save_due(self) -> bool:
         """Whether to save now. While a checkpoint is being saved, only a number of rounds makes the next one due."""

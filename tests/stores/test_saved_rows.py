@@ -17,6 +17,7 @@ import pfljax as pfl
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.folder import checkpoints, files, folders, manifest
 from pfljax.stores import saved_rows, stacks
+from pfljax.training import loop
 from pfljax.training.loop import Schedule, Trainer
 
 SIZES = (5, 1, 3, 4, 2, 4, 0, 3)
@@ -77,10 +78,17 @@ def in_memory(stack):
     return jax.tree.map(np.copy, stacks.in_memory(stack))
 
 
+def save(folder, stack):
+    writer = saved_rows.RowsWriter(folder, stack, saved_rows.table_of(stack))
+    writer.freeze()
+    writer.finish()
+
+
 def test_changed_rows_are_read_as_they_were_and_others_are_zero(stack, tmp_path):
     before = in_memory(stack)
     writer = saved_rows.RowsWriter(tmp_path / "rows", stack, saved_rows.table_of(stack))
-    digests = writer.run()
+    writer.freeze()
+    digests = writer.finish()
     assert {*digests} == {path.name for path in (tmp_path / "rows").iterdir()}
     read = saved_rows.load(tmp_path / "rows", before)
     table = saved_rows.table_of(read)
@@ -98,6 +106,7 @@ def test_rows_that_change_while_they_are_saved_are_saved_as_they_were(stack, tmp
     before = in_memory(stack)
     table = saved_rows.table_of(stack)
     writer = saved_rows.RowsWriter(tmp_path / "rows", stack, table)
+    writer.freeze()
     append = saved_rows._File.append
     is_begun = threading.Event()
     goes_on = threading.Event()
@@ -113,7 +122,7 @@ def test_rows_that_change_while_they_are_saved_are_saved_as_they_were(stack, tmp
     monkeypatch.setattr(saved_rows._File, "append", slow)
     monkeypatch.setattr(saved_rows, "SYNC_BYTES", 1)
     monkeypatch.setattr(saved_rows.RowsWriter, "_sync", sync)
-    thread = threading.Thread(target=writer.run)
+    thread = threading.Thread(target=writer.finish)
     thread.start()
     is_begun.wait()
     ids = np.array([0, 4, 5])
@@ -128,11 +137,33 @@ def test_rows_that_change_while_they_are_saved_are_saved_as_they_were(stack, tmp
         np.testing.assert_array_equal(rows[[1, 4, 5]], before[name][[1, 4, 5]])
 
 
+def test_rows_are_written_ahead_and_again_if_they_change(stack, tmp_path):
+    table = saved_rows.table_of(stack)
+    writer = saved_rows.RowsWriter(tmp_path / "rows", stack, table)
+    writer.add(np.array([0, 1, 4]))  # 0 is an initial row
+    writer.write_added()
+    assert writer.num_bytes == 2 * 32
+    before = in_memory(stack)
+    ids = np.array([0, 4])
+    new = jax.tree.map(lambda leaf: jax.numpy.full((2, *leaf.shape[1:]), 7, leaf.dtype), before)
+    stacks.write(stack, ids, new)
+    writer.add(np.array([0]))
+    writer.write_added()
+    at_freeze = in_memory(stack)
+    writer.freeze()
+    stacks.write(stack, np.array([1, 5]), jax.tree.map(lambda leaf: leaf + 1, new))
+    writer.finish()
+    read = saved_rows.load(tmp_path / "rows", before)
+    assert np.flatnonzero(saved_rows.table_of(read).changed).tolist() == [0, 1, 4, 5]
+    for name, rows in stacks.in_memory(read).items():
+        np.testing.assert_array_equal(rows[[0, 1, 4, 5]], at_freeze[name][[0, 1, 4, 5]])
+
+
 @pytest.mark.parametrize("damage", ["bit", "truncated", "longer", "missing"])
 def test_a_damaged_file_of_rows_is_found(damage, stack, tmp_path):
     folder = tmp_path / "rows"
     before = in_memory(stack)
-    saved_rows.RowsWriter(folder, stack, saved_rows.table_of(stack)).run()
+    save(folder, stack)
     for path in sorted(folder.iterdir()):
         content = path.read_bytes()
         changed = bytearray(content)
@@ -150,7 +181,7 @@ def test_a_damaged_file_of_rows_is_found(damage, stack, tmp_path):
 
 def test_rows_of_another_model_are_refused_in_one_line(stack, tmp_path):
     before = in_memory(stack)
-    saved_rows.RowsWriter(tmp_path / "rows", stack, saved_rows.table_of(stack)).run()
+    save(tmp_path / "rows", stack)
     other = before | {"w": np.zeros((K, 3, 3), np.float32)}
     text = r"w needs an array of shape \(7, 3, 3\); the checkpoint has shape \(7, 3, 2\)"
     with pytest.raises(ArgumentError, match=text):
@@ -165,13 +196,40 @@ def test_a_full_disk_is_told_by_the_thread_and_rounds_go_on(stack, tmp_path, mon
 
     table = saved_rows.table_of(stack)
     writer = saved_rows.RowsWriter(tmp_path / "rows", stack, table)
+    writer.freeze()
     monkeypatch.setattr(saved_rows._File, "append", full)
     table.change(np.array([4]))  # what a round does
     with pytest.raises(OSError, match="No space left"):
-        writer.run()
+        writer.finish()
     writer.close()
     assert not (tmp_path / "rows").exists()
     table.change(np.array([5]))
+
+
+def test_a_run_saves_rows_ahead_that_no_further_round_changes(tmp_path, monkeypatch):
+    """Most of the last checkpoint is written before it begins, and it is that of a run that saves nothing ahead."""
+    ahead = []
+    freeze = saved_rows.RowsWriter.freeze
+
+    def freeze_and_note(writer):
+        with writer._lock:  # the thread may still write
+            ahead.append(writer._written.sum() + writer._added.sum())
+        freeze(writer)
+
+    monkeypatch.setattr(saved_rows.RowsWriter, "freeze", freeze_and_note)
+    rare = Schedule(3, 100)
+    saved = outcome_of(make_experiment("ditto"), 9, out=tmp_path / "ahead", schedule=rare)
+    assert len(ahead) == 1 and ahead[0] > len(SIZES) // 2
+    again = outcome_of(make_experiment("ditto"), 9, out=tmp_path / "ahead", resume=True)
+    assert_same(again, saved)
+    monkeypatch.setattr(loop, "MOST_AHEAD", -1)
+    other = outcome_of(make_experiment("ditto"), 9, out=tmp_path / "other", schedule=rare)
+    assert ahead[1:] == [0]
+    assert_same(other, saved)
+    whole = outcome_of(make_experiment("ditto"), 12, out=tmp_path / "other", resume=True)
+    assert_same(
+        outcome_of(make_experiment("ditto"), 12, out=tmp_path / "ahead", resume=True), whole
+    )
 
 
 @toys.each_method(["ditto", "federico", "local"], fast=("ditto",), slow=("federico", "local"))
@@ -324,7 +382,7 @@ def test_a_loaded_run_predicts_from_its_changed_rows(tmp_path):
 
 
 def test_the_index_says_what_files_have(stack, tmp_path):
-    saved_rows.RowsWriter(tmp_path / "rows", stack, saved_rows.table_of(stack)).run()
+    save(tmp_path / "rows", stack)
     index = files.read_json(tmp_path / "rows" / saved_rows.INDEX)["index"]
     assert index["clients"] == K and index["stored"] == 3
     sizes = {
