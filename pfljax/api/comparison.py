@@ -39,11 +39,13 @@ from pfljax.folder import files, former, planned
 from pfljax.local.training import LocalTraining
 from pfljax.report import terms
 from pfljax.report.run_data import label_of, number_of, score_of
+from pfljax.run.experiment import Experiment
 from pfljax.settings.fields import Seed, Seeds, checked, hyperparameter
 from pfljax.settings.method import METHODS
-from pfljax.training import tracking
+from pfljax.training import evaluating, tracking
 from pfljax.training.conformance import RESERVED
 from pfljax.training.loop import Rounds, Schedule
+from pfljax.training.saving import AUTO
 from pfljax.training.tracking import Tracker
 
 SEEDS = (0, 1, 2)
@@ -199,6 +201,25 @@ class Comparison:
 
     def train(self) -> dict[str, Trained]:
         """Trains all cells: first those that no other process trains; then it waits for the others."""
+        return dataclasses.replace(self, study=self._study_of_all())._train_all()
+
+    def _study_of_all(self) -> Study:
+        """The study, in which all cells are evaluated after the same rounds."""
+        schedule = self.study.schedule
+        if schedule.eval_every != AUTO:
+            return self.study
+        experiments: list[Experiment] = []
+        for title, entry in self.entries.items():
+            runs = self.checked_runs.get(title) or self._runs(entry, entry.first_point)
+            experiments += [run.experiment for run in runs]
+        every = evaluating.interval(AUTO, experiments)
+        if every == evaluating.USUAL:
+            return self.study
+        logger.info(f"  all runs are evaluated every {every} rounds, to take less time")
+        return dataclasses.replace(self.study, schedule=schedule._replace(eval_every=every))
+
+    def _train_all(self) -> dict[str, Trained]:
+        """Trains all cells."""
         results: dict[str, Trained] = {}
         for wait in (False, True):
             for title, entry in self.entries.items():

@@ -48,6 +48,7 @@ from pfljax.stages.faults import Faults
 from pfljax.stages.server import Server
 from pfljax.training import describe
 from pfljax.training.conformance import RESERVED
+from pfljax.training.evaluating import EvalEvery
 from pfljax.training.loop import EVERY, Rounds, Schedule, Trainer, check
 from pfljax.training.outcome import Outcome
 from pfljax.training.saving import AUTO, CheckpointEvery
@@ -65,9 +66,6 @@ ClientsOfSplit = Annotated[
 ]
 
 
-AskedEvalEvery = Annotated[
-    int | None, hyperparameter(at_least=1, help="number of rounds between evaluations")
-]
 PlannedRounds = Annotated[int | None, hyperparameter(at_least=1)]
 Metrics = Annotated[
     Mapping[str, Callable] | Sequence[str],
@@ -253,7 +251,7 @@ class Run:
         *,
         out: Folder | None = None,
         resume: Resume = False,
-        eval_every: AskedEvalEvery = None,
+        eval_every: EvalEvery = AUTO,
         checkpoint_every: CheckpointEvery = AUTO,
         progress: bool = True,
         profile: Folder | None = None,
@@ -271,8 +269,10 @@ class Run:
             resume: True resumes from the newest intact checkpoint in `out`, or starts at round 0 if no checkpoint was
                 saved yet; it raises an error if the checkpoints were lost. "if_possible" starts over in that case,
                 and "from_scratch" always starts over. `rounds` then counts from round 0 of the run in `out`.
-            eval_every: Number of rounds between evaluations. The initial models are evaluated too, as round 0.
-                Default: 10; with plan="python", only the trained models are evaluated, so that debugging starts soon.
+            eval_every: Number of rounds between evaluations. The initial models are evaluated too, as round 0, and so
+                are those after the last round. "auto": 10, or a larger number if evaluations would take more than a
+                tenth of the time, as estimated from numbers of examples; the plan then says it. With plan="python",
+                "auto" evaluates only the trained models, so that debugging starts soon.
             checkpoint_every: Number of rounds between checkpoints, or of seconds, such as "60s". "auto": a minute, or
                 longer if saving would take more than a tenth of the time. The last round is always saved.
             progress: Whether to show a progress bar in a terminal or notebook.
@@ -303,12 +303,9 @@ class Run:
         # When to evaluate and save.
         total = self._trainer.done + rounds
         in_python = isinstance(self.experiment.problem.plan, PythonPlan)
-        if eval_every is not None:
-            schedule = Schedule(eval_every, checkpoint_every)
-        elif in_python:
+        schedule = Schedule(eval_every, checkpoint_every)
+        if in_python and eval_every == AUTO:
             schedule = Schedule(total, checkpoint_every, initial=False)
-        else:
-            schedule = EVERY._replace(checkpoint_every=checkpoint_every)
 
         (outcome,) = self._trainer.train(total, schedule)
         planned_rounds = outcome.experiment.planned_rounds

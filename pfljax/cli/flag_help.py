@@ -223,7 +223,8 @@ HELP: Mapping[str, str] = {
     "a single process.",
     "num_processes": "Number of processes. Default: detected with --coordinator=auto.",
     "process_id": "Number of this process, from 0. Default: detected with --coordinator=auto.",
-    "eval_every": "Number of rounds between evaluations.",
+    "eval_every": "Number of rounds between evaluations. auto: 10, or more if evaluations would take more than a tenth "
+    "of the time, as estimated from numbers of examples.",
     "checkpoint_every": "Rounds between checkpoints, or seconds, such as 60s. auto: a minute, or longer if "
     "saving would take more than a tenth of the time.",
     "score": "Score by which clients, rounds and methods are ordered and tuned: accuracy, loss, or a metric as in "

@@ -21,7 +21,6 @@ from pfljax.api import (
     Patience,
     Privacy,
     Run,
-    Schedule,
     Server,
     adapters,
     models,
@@ -222,8 +221,7 @@ def define_devices(registry: flags.FlagValues, *, lists: bool = False) -> None:
 def define_evaluation(registry: flags.FlagValues) -> None:
     """Registers how often a run is evaluated and saved."""
     add = Group(HOW, registry)
-    every = Schedule().eval_every
-    add.declare(TRAIN, "eval_every", "checkpoint_every", eval_every=every)
+    add.declare(TRAIN, "eval_every", "checkpoint_every")
     add.several("metrics", [], HELP["metrics"], empty=True)
     add.add("score", str, None, HELP["score"])
     add.add("tracker", str, "none", HELP["tracker"], choices=["none", *TRACKERS])

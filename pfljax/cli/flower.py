@@ -38,6 +38,8 @@ from pfljax.flower.deployment import Deployment, Rows
 from pfljax.folder import files
 from pfljax.settings import own_files, recorded
 from pfljax.settings.method import METHODS
+from pfljax.training.evaluating import USUAL
+from pfljax.training.saving import AUTO
 
 PACKAGE = Path(api.__file__).resolve().parents[1]
 # Reason -> flags that do not apply.
@@ -146,6 +148,9 @@ def run(settings: Settings) -> dict[str, Any]:
     # What server and nodes will build, to find mistakes now.
     values = files.plain(build.config(settings, names[0], trial)["flags"])
     flags = flags_of_app(values, names[0])
+    if flags["eval_every"] == AUTO:  # nobody knows the nodes' numbers of examples
+        flags["eval_every"] = USUAL
+    flags["eval_every"] = int(flags["eval_every"])
     flags, own = with_names_in_app(flags)
     form = form_of(clients)
     with tempfile.TemporaryDirectory() as folder:

@@ -73,14 +73,12 @@ def run(settings: Settings) -> Mapping[str, Any]:
     counts = f"{run_of_flags.clients.num_clients} clients{unseen}, {settings.rounds} rounds"
     print(f"{names[0]} on {run_of_flags.clients.name}: {counts}")
     build.print_defaults(settings)
-    # With plan=python, only the trained models are evaluated unless asked otherwise.
-    only_trained = settings.plan == "python" and not settings.present("eval_every")
     report.preload()
     result = run_of_flags.train(
         settings.rounds,
         out=out,
         resume=settings.resume,
-        eval_every=None if only_trained else settings.eval_every,
+        eval_every=settings.eval_every,
         checkpoint_every=settings.checkpoint_every,
         profile=settings.profile,
         tracker=build.build_tracker(settings, out),

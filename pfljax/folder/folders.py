@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +31,7 @@ from pfljax.folder.recorded_clients import RecordedClients
 from pfljax.run.compiled import Compiled
 from pfljax.run.experiment import Experiment
 from pfljax.stores.registry import STORES, store_of
+from pfljax.stores.saved_rows import RowsWriter
 
 CONFIG = "config.json"
 CLIENTS = "clients"  # a run's subfolder for its clients' rows under client_store=disk
@@ -52,6 +56,10 @@ class Folders:
         self.experiments = experiments
         self.outs = list(outs)
         self.resume: Resume = resume
+        self._saving: Future | None = None  # the checkpoint that is being saved in a thread
+        self.save_seconds = 0.0  # that the last checkpoint took, in a thread or not
+        self._writer: RowsWriter | None = None  # writes rows of the next checkpoint ahead
+        self._thread = ThreadPoolExecutor(1)  # begins with its first task
 
     def check(self) -> None:
         """Raises `ArgumentError` if a run would overwrite another run, or resume from other settings or data."""
@@ -176,16 +184,23 @@ class Folders:
     ) -> None:
         """Writes files, then checkpoints, then manifests, so that none refers to something not written yet.
 
-        Raises `RunError` if the disk is full.
+        Rounds may go on when this returns. If rows are in memory, the checkpoint may not be complete by then: `wait`
+        waits for it. Raises `RunError` if the disk is full.
         """
         if not self.outs:
             return
         from pfljax.folder import checkpoints
 
+        self.wait()
+        begin = time.perf_counter()
         saving = compiled.saving
-        need = sum(tree.num_bytes(saving.like if saving else state) for state in states)
+        need = self.num_bytes(compiled, states)
         need += sum(record.num_bytes for record in histories)
+        need -= self._writer.num_bytes if self._writer else 0
         endings.check_room(self.outs[0], need)
+        if not saving and all(map(checkpoints.can_wait, states)):
+            self._begin_saving(done, histories, states)
+            return
         runs = zip(self.experiments, self.outs, histories, states, strict=True)
         for experiment, out, record, state in runs:
             folder = out / "checkpoints"
@@ -204,6 +219,97 @@ class Folders:
                 checkpoints.keep(folder, checkpoints.newest(folder, done))
             if saving:
                 saving.saved(state)
+        self.save_seconds = time.perf_counter() - begin
+
+    def num_bytes(self, compiled: Compiled, states: Sequence[State]) -> int:
+        """Returns the size of the checkpoints of all runs."""
+        from pfljax.folder import checkpoints
+
+        if compiled.saving:
+            return len(states) * tree.num_bytes(compiled.saving.like)
+        return sum(checkpoints.num_bytes(state) for state in states)
+
+    def _begin_saving(
+        self, done: int, histories: Sequence[History], states: Sequence[State]
+    ) -> None:
+        """Like `save`, but saves states whose rows are in memory in a thread, while rounds go on."""
+        from pfljax.folder import checkpoints
+
+        begin = time.perf_counter()
+        finishes: list[Callable[[], dict[str, str]]] = []
+        for out, record, state in zip(self.outs, histories, states, strict=True):
+            record.write()
+            record.keep(done)
+            folder = out / "checkpoints"
+            writer = self._writer or checkpoints.writer_of(folder, state)
+            self._writer = None
+            finishes.append(checkpoints.begin(folder, done, state, writer))
+        described = [experiment.described for experiment in self.experiments]
+
+        def save() -> None:
+            for out, config, finish in zip(self.outs, described, finishes, strict=True):
+                folder = out / "checkpoints"
+                digests = finish()
+                rounds = checkpoints.newest(folder, done)
+                manifest.write(out, config, done, rounds, saved=done, digests=digests)
+                checkpoints.keep(folder, rounds)
+            self.save_seconds = time.perf_counter() - begin
+
+        self._saving = self._thread.submit(save)
+
+    def save_ahead(self, state: State, ids: np.ndarray) -> None:
+        """Begins to save the rows of clients that take part in no round before the next checkpoint, in a thread.
+
+        Does nothing for a state that `save` does not save in a thread, and while it saves another checkpoint.
+        """
+        from pfljax.folder import checkpoints
+
+        if len(self.outs) != 1 or self._saving is not None or not checkpoints.can_wait(state):
+            return
+        if self._writer is None:
+            self._writer = checkpoints.writer_of(self.outs[0] / "checkpoints", state)
+        self._writer.add(ids)
+        self._thread.submit(self._writer.write_added)
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is being saved in a thread.
+
+        Raises:
+            OSError: if it could not be saved.
+        """
+        if self._saving is None:
+            return False
+        if not self._saving.done():
+            return True
+        self.wait()
+        return False
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Context manager of rounds; if they end with an error, waits until the newest checkpoint is complete."""
+        try:
+            yield
+        except BaseException:
+            saving = self._saving
+            self._saving = None
+            if self._writer is not None:
+                self._thread.submit(self._writer.close).result()
+                self._writer = None
+            if saving is not None and saving.exception() is not None:
+                logging.warning("the newest checkpoint cannot be saved: %s", saving.exception())
+            raise
+
+    def wait(self) -> None:
+        """Waits until the checkpoint that is being saved is complete.
+
+        Raises:
+            OSError: if it cannot be saved.
+        """
+        saving = self._saving
+        self._saving = None
+        if saving is not None:
+            saving.result()
 
     def finish(self, number: int, summary: dict, done: int) -> None:
         """Writes a run's summary, and the manifest that lists it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,11 +86,17 @@ def read(out: Path) -> Manifest | None:
 
 
 def write(
-    out: Path, config: dict, rounds: int, checkpoints: Sequence[int], saved: int | None = None
+    out: Path,
+    config: dict,
+    rounds: int,
+    checkpoints: Sequence[int],
+    saved: int | None = None,
+    digests: Mapping[str, str] | None = None,
 ) -> None:
     """Writes the manifest of a run's folder after `rounds` rounds. With several processes, only the first one writes.
 
-    Lists these checkpoints. That of round `saved` is new; the entries of the others are kept.
+    Lists these checkpoints. That of round `saved` is new; the entries of the others are kept. `digests` has the SHA-256
+    of some of its files, by their paths in the folder.
     """
     if not processes.is_first():
         return
@@ -104,11 +110,13 @@ def write(
     paths = [out / name for name in RECORDS]
     paths.append(folder / f"history-{saved}.npz")
     if saved:
-        paths += [path for path in (folder / str(saved)).rglob("*") if path.is_file()]
+        for name in (f"{saved}", f"{saved}.rows"):
+            paths += [path for path in (folder / name).rglob("*") if path.is_file()]
     for path in sorted(paths):
         if path.exists():
             name = path.relative_to(out).as_posix()
-            listed[name] = (path.stat().st_size, _digest(path))
+            digest = (digests or {}).get(name) or _digest(path)
+            listed[name] = (path.stat().st_size, digest)
 
     body: dict[str, Any] = {"format": FORMAT, "rounds": rounds}
     body |= {part: config.get(part, {}) for part in PARTS}

@@ -108,6 +108,8 @@ class Compiled:
         compile_seconds: Compile time in seconds.
         making: Memory that initializing the state needs on one device, if it is initialized on the devices.
         saving: How to save the state; None: unchanged.
+        cohort: (key of the rounds, number of a round) -> ids of its cohort (S,), if these follow from the key alone and
+            checkpoints may have some of the rows; None: otherwise.
     """
 
     algorithm: Algorithm
@@ -119,6 +121,7 @@ class Compiled:
     compile_seconds: float
     making: memory.MemoryPlan | None = None
     saving: Saving | None = None
+    cohort: Callable[[Key, int], Array] | None = None
 
 
 def state_shardings(plan: ExecutionPlan, state: State, axis: int = 0) -> State:

@@ -26,6 +26,7 @@ from pfljax.run import memory
 from pfljax.run.compiled import Compiled, Jitted, Lowered, shaped, state_shardings
 from pfljax.run.experiment import OWN, Experiment
 from pfljax.run.replicates import Replicates
+from pfljax.stores import saved_rows, stacks
 from pfljax.stores.serving import BLOCK_BYTES, blocks, joined, measured, scored_ids, scores
 from pfljax.stores.store import Build, Store, UseOf
 
@@ -183,12 +184,14 @@ class DeviceStore(Store):
         self, compiled: Compiled, replicates: Replicates, states: Sequence[State]
     ) -> State:
         """Joins the restored states of all runs."""
-        if replicates.num == 1:
-            return states[0]
 
         def put(leaf: Array, like: jax.ShapeDtypeStruct) -> jax.Array:
             return jax.device_put(leaf, like.sharding)
 
+        if replicates.num == 1:
+            if saved_rows.table_of(states[0].clients) is None:
+                return states[0]
+            return jax.tree.map(put, stacks.in_memory(states[0]), compiled.state)
         return jax.tree.map(put, replicates.join(states), compiled.state)
 
     def restorable(self, compiled: Compiled, replicates: Replicates) -> State:

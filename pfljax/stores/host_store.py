@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,14 +36,15 @@ from pfljax.contract.types import (
 from pfljax.evaluation import measures
 from pfljax.exchange import lifting
 from pfljax.exchange.lifting import Served
-from pfljax.exchange.plan import ExecutionPlan, make_host_plan
+from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import Record, known_cohort, make_cohort_round
 from pfljax.run import memory
 from pfljax.run.compiled import Compiled, Jitted, Lowered, Saving, shaped, state_shardings
 from pfljax.run.experiment import OWN, Experiment, Numbers
 from pfljax.run.replicates import Replicates
-from pfljax.stores import stacks
+from pfljax.stores import saved_rows, stacks
+from pfljax.stores.initial_rows import InitialState, block_of
 from pfljax.stores.serving import BLOCK_BYTES, BlockServer, measured, scored_ids, scores
 from pfljax.stores.store import Build, Store, UseOf, shapes_of
 
@@ -89,59 +90,6 @@ def _segment_of_all(
     return replicates.side_by_side(states), jax.tree.map(join, *records), num_rounds
 
 
-class _InitialState:
-    """What the server and the clients of some runs begin with, computed on the host's CPU."""
-
-    def __init__(self, experiment: Experiment, replicates: Replicates, block: int):
-        """Compiles nothing yet.
-
-        Args:
-            experiment: One of the runs.
-            replicates: All runs.
-            block: Number of clients whose rows are computed at a time.
-        """
-        self.replicates = replicates
-        self.block = block
-        host = make_host_plan()
-        self.device = host.device
-
-        def begin(numbers: Numbers, key: Key, clients: ClientData) -> Start:
-            algorithm = experiment.algorithm(host, numbers)
-            return lifting.begin(algorithm, key, clients)
-
-        def first_rows(numbers: Numbers, key: Key, start: Start, ids: Array) -> list[Array]:
-            algorithm = experiment.algorithm(host, numbers)
-            rows = lifting.first_rows(algorithm, host, key, start, ids)
-            return jax.tree.leaves(rows)
-
-        network = experiment.problem.model.network
-        self.jitted_begin = Jitted(network, host, begin)
-        self.jitted_first_rows = Jitted(network, host, first_rows)
-
-    def server(self, run: int, key: Key, clients: ClientData) -> Start:
-        """Returns what the server of a run begins with, on the host."""
-        with jax.default_device(self.device):
-            start = self.jitted_begin(self.replicates.numbers_of(run), key, clients)
-            return jax.device_get(start)
-
-    def rows(self, run: int, key: Key, start: Start, ids: np.ndarray) -> list[np.ndarray]:
-        """Computes the initial rows of clients `ids` (n,): a list of leaves (n, ...)."""
-        blocks = [rows for _, rows in self.blocks(run, key, start, ids)]
-        return [np.concatenate(leaves) for leaves in zip(*blocks, strict=True)]
-
-    def blocks(
-        self, run: int, key: Key, start: Start, ids: np.ndarray
-    ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-        """Computes initial rows in blocks of one size, which compile once: yields (ids of a block, its leaves)."""
-        numbers = self.replicates.numbers_of(run)
-        for first in range(0, len(ids), self.block):
-            block_ids = ids[first : first + self.block]
-            padded_ids = np.resize(block_ids, self.block).astype(np.int32)
-            with jax.default_device(self.device):
-                rows = jax.device_get(self.jitted_first_rows(numbers, key, start, padded_ids))
-            yield block_ids, [leaf[: len(block_ids)] for leaf in rows]
-
-
 def _in_memory(
     experiment: Experiment, replicates: Replicates, like: State, block: int
 ) -> Callable[..., State]:
@@ -150,8 +98,10 @@ def _in_memory(
     Rows are computed in blocks and written to where they stay. Rows of zeros, such as those of most optimizers' states,
     take no memory before they change.
     """
-    initial = _InitialState(experiment, replicates, block)
+    initial = InitialState(experiment, replicates, block)
     everyone = np.arange(experiment.problem.num_clients)
+
+    saves_changes = experiment.directory is not None and _tracks_changes(replicates)
 
     def init(run: int, key: Key, clients: ClientData) -> State:
         start = initial.server(run, key, clients)
@@ -164,6 +114,9 @@ def _in_memory(
                         leaf[ids[0] : ids[-1] + 1] = block_rows
 
         clients_rows = jax.tree.unflatten(structure, [_own_share(leaf) for leaf in stack])
+        if saves_changes:
+            changed = np.zeros(len(everyone), bool)
+            clients_rows = stacks.tracked(clients_rows, changed, saved_rows.by_name(start))
         rest = jax.tree.map(_on_devices, State(start), without_clients(like))
         return rest._replace(clients=clients_rows)
 
@@ -221,7 +174,7 @@ class _RowsOnDisk:
             text = "needs a run folder that all processes can access"
             raise ArgumentError("client_store", text, "disk")
 
-        self.initial = _InitialState(experiment, replicates, self.cohort_size)
+        self.initial = InitialState(experiment, replicates, self.cohort_size)
 
     @property
     def saving(self) -> Saving:
@@ -362,6 +315,11 @@ def renew(ahead: Ahead, old: np.ndarray, rows: First) -> Ahead:
     return ahead._replace(rows=jax.tree.map(replace, ahead.rows, new_rows))
 
 
+def _tracks_changes(replicates: Replicates) -> bool:
+    """Whether checkpoints have only changed rows; those of several runs in one, or of several processes, have all."""
+    return replicates.num == 1 and jax.process_count() == 1
+
+
 def _own_share(leaf: np.ndarray) -> np.ndarray | stacks.Shared:
     """All clients' rows or, with several processes, this one's share of them."""
     return leaf if jax.process_count() == 1 else stacks.Shared(leaf)
@@ -430,7 +388,14 @@ class HostStore(Store):
     ) -> State:
         """Joins the restored states of all runs."""
         del compiled
-        return replicates.side_by_side(states)
+        if not _tracks_changes(replicates) or saved_rows.table_of(states[0].clients) is not None:
+            return replicates.side_by_side(states)
+
+        # A checkpoint with all rows, each of which may have changed.
+        rows = states[0].clients
+        leaves = jax.tree.leaves(rows)
+        changed = np.ones(len(leaves[0]) if leaves else 0, bool)
+        return states[0]._replace(clients=stacks.tracked(rows, changed, None))
 
     def restorable(self, compiled: Compiled, replicates: Replicates) -> State:
         """Returns the shapes, dtypes and locations of one run's state."""
@@ -538,6 +503,7 @@ class HostStore(Store):
             memory=needs,
             compile_seconds=time.perf_counter() - begin,
             saving=saving,
+            cohort=segments[0].draw if saving is None and replicates.num == 1 else None,
         )
 
     def begin(
@@ -558,8 +524,7 @@ class HostStore(Store):
         del data
         on_host = (like.server.models, like.server.opt_state, like.clients)
         row_bytes = tree.row_bytes(like.clients)
-        block = max(BLOCK_BYTES // max(row_bytes, 1), 1)
-        block = min(block, experiment.problem.num_clients)
+        block = block_of(experiment, like.clients)
         memory.check_host(replicates.num * tree.num_bytes(on_host) + block * row_bytes)
         init = _in_memory(experiment, replicates, like, block)
         saving = _saving_whole(like) if jax.process_count() > 1 else None

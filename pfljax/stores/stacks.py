@@ -1,7 +1,7 @@
 """Clients' rows between rounds, in host memory or in files. Each round reads its cohort's rows and writes them back.
 
-A stack of rows is a tree of NumPy arrays (K, ...), of `Shared` arrays of several processes, or of `RowFile`s that share
-one `SlotTable`.
+A stack of rows is a tree of NumPy arrays (K, ...), of `MemoryRows` that share one `ChangeTable`, of `Shared` arrays of
+several processes, or of `RowFile`s that share one `SlotTable`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -29,7 +29,57 @@ from pfljax.run import memory
 BLOCK = 4096  # number of rows fetched from other processes at a time
 PAGE = 4096  # bytes per page of a file system
 
-Leaf = Any  # of a stack: an array (K, ...), `Shared`, a `RowFile`, or pooled examples
+Leaf = Any  # of a stack: an array (K, ...), `MemoryRows`, `Shared`, a `RowFile`, or pooled examples
+
+
+class Writer(Protocol):
+    """Saves the rows of a checkpoint while rounds go on."""
+
+    def before_change(self, ids: np.ndarray) -> None:
+        """Called before these clients' rows change."""
+        ...
+
+
+class ChangeTable:
+    """Tracks which rows in memory rounds have changed. The others are initial, and checkpoints do not save them.
+
+    Attributes:
+        changed: Whether a client's row has changed, bool (K,).
+        start: What the server began with, by name, from which initial rows are computed; None: unknown, and all rows
+            count as changed.
+        writer: What saves the rows of the newest checkpoint; None: there is none yet.
+    """
+
+    def __init__(self, changed: np.ndarray, start: dict[str, np.ndarray] | None):
+        self.changed = changed
+        self.start = start
+        self.writer: Writer | None = None
+
+    def change(self, ids: np.ndarray) -> None:
+        """Notes that these clients' rows are about to change."""
+        if self.writer is not None:
+            self.writer.before_change(ids)
+        self.changed[ids] = True
+
+
+class MemoryRows:
+    """One leaf of a stack of rows in this process's memory.
+
+    Attributes:
+        table: Table of the rows that changed, which all leaves share.
+        array: All clients' rows (K, ...).
+    """
+
+    def __init__(self, table: ChangeTable, array: np.ndarray):
+        self.table = table
+        self.array = array
+        self.shape = array.shape
+        self.dtype = array.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a client's row."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
 
 
 class SlotTable:
@@ -244,7 +294,7 @@ def read(stack: PyTree, ids: np.ndarray) -> PyTree:
             return leaf.examples(leaf.index[ids])
         if isinstance(leaf, Shared):
             return leaf.read(ids)
-        return np.take(leaf, ids, axis=0)
+        return np.take(_array_of(leaf), ids, axis=0)
 
     return jax.tree.map(rows_of, stack, is_leaf=is_pooled)
 
@@ -300,6 +350,9 @@ def write(stack: PyTree, ids: np.ndarray, rows: PyTree) -> None:
     """Replaces rows `ids` in place by arrays on the devices; shard by shard, unless they travel to other processes."""
     files = _files(stack)
     slots = files[0].table.move(ids) if files else ids
+    tracked = [leaf for leaf in jax.tree.leaves(stack) if isinstance(leaf, MemoryRows)]
+    if tracked:
+        tracked[0].table.change(ids)
 
     def replace_rows(leaf: Leaf, new_rows: jax.Array) -> None:
         if isinstance(leaf, Shared):
@@ -313,7 +366,7 @@ def write(stack: PyTree, ids: np.ndarray, rows: PyTree) -> None:
             if isinstance(leaf, RowFile):
                 leaf.write(ids[position], slots[position], shard_rows)
             else:
-                leaf[ids[position]] = shard_rows
+                _array_of(leaf)[ids[position]] = shard_rows
 
     jax.tree.map(replace_rows, stack, rows)
 
@@ -362,7 +415,7 @@ def in_memory(stack: PyTree) -> PyTree:
             return rows_of_file[leaf.number]
         if isinstance(leaf, Shared):
             return leaf.read(np.arange(leaf.shape[0]))
-        return leaf
+        return _array_of(leaf)
 
     return jax.tree.map(all_rows, stack)
 
@@ -430,6 +483,17 @@ def _file_bytes(leaf: jax.ShapeDtypeStruct, played: int) -> int:
 def _bytes_of(rows: np.ndarray) -> np.ndarray:
     """Views contiguous rows (n, ...) as bytes (n, bytes of a row)."""
     return rows.reshape(len(rows), -1).view(np.uint8)
+
+
+def tracked(stack: PyTree, changed: np.ndarray, start: dict[str, np.ndarray] | None) -> PyTree:
+    """Returns arrays (K, ...) as `MemoryRows` of one table; see `ChangeTable` for the arguments."""
+    table = ChangeTable(changed, start)
+    return jax.tree.map(lambda leaf: MemoryRows(table, leaf), stack)
+
+
+def _array_of(leaf: Leaf) -> Array:
+    """Returns the array of `MemoryRows`; other leaves as they are."""
+    return leaf.array if isinstance(leaf, MemoryRows) else leaf
 
 
 def _files(stack: PyTree) -> list[RowFile]:

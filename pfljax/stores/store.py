@@ -15,6 +15,8 @@ from pfljax.exchange.plan import ExecutionPlan
 from pfljax.run.compiled import Compiled, Lowered
 from pfljax.run.experiment import Experiment, Numbers
 from pfljax.run.replicates import Replicates
+from pfljax.stores import stacks
+from pfljax.stores.initial_rows import completed
 
 Build = Callable[[Numbers], Algorithm]
 UseOf = Callable[[Algorithm], Use]
@@ -114,7 +116,10 @@ class Store(Protocol):
             read: Reads a checkpoint: shapes -> arrays.
             clients: Data of all clients.
         """
-        return read(shapes_of(experiment, clients))
+        key = jax.random.fold_in(jax.random.key(experiment.seed), 0)
+        replicates = Replicates.from_experiments([experiment])
+        state = read(shapes_of(experiment, clients))
+        return stacks.in_memory(completed(experiment, replicates, 0, key, state))
 
 
 def shapes_of(experiment: Experiment, clients: ClientData) -> State:

@@ -31,6 +31,7 @@ from pfljax.training import never_trained
 # Lines of the plan that are shown in any case.
 SURPRISES = (
     "slow layer",
+    "evaluations",
     "batch statistics",
     "not divided",
     "features",

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from pfljax.contract import processes, tree
+from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError, RunError, warn
 from pfljax.contract.types import Algorithm, ClientData, Key, State, Topology
 from pfljax.evaluation import metrics as evaluation
@@ -30,11 +30,14 @@ from pfljax.run import memory
 from pfljax.run.experiment import Experiment
 from pfljax.run.replicates import Replicates
 from pfljax.settings.fields import hyperparameter
+from pfljax.stores import stacks
+from pfljax.stores.initial_rows import completed
 from pfljax.stores.registry import store_of
 from pfljax.stores.serving import scored_ids
-from pfljax.training import conformance, mixing, never_trained, scoring
+from pfljax.training import conformance, evaluating, mixing, never_trained, scoring
 from pfljax.training.compiling import Dispatch, compile_to_fit, dispatcher
 from pfljax.training.describe import SURPRISES, plan_lines, short_lines
+from pfljax.training.evaluating import EvalEvery
 from pfljax.training.outcome import Outcome, make_key
 from pfljax.training.progress import Display, Seconds, described, logger
 from pfljax.training.saving import AUTO, CheckpointEvery, Interval, Saver, interval
@@ -49,6 +52,7 @@ TOTAL = "total"
 OTHER = "other"
 PARTS = ("compiling", "rounds", "evaluation", "checkpoints")  # of a run's seconds
 NAMED = 10  # most clients that lines name
+MOST_AHEAD = 1000  # rounds from whose cohorts follows which rows are saved ahead
 
 
 class Diverged(RunError):
@@ -56,14 +60,14 @@ class Diverged(RunError):
 
 
 Rounds = Annotated[int, hyperparameter(at_least=1, help="number of communication rounds R")]
-EvalEvery = Annotated[int, hyperparameter(at_least=1, help="number of rounds between evaluations")]
 
 
 class Schedule(NamedTuple):
     """When to evaluate and save a run."""
 
-    # Number of rounds between evaluations. The first evaluation is at round 0.
-    eval_every: EvalEvery = 10
+    # Number of rounds between evaluations. The first evaluation is at round 0, the last one after the last round.
+    # "auto": 10, or more where evaluations would take more than a tenth of the time.
+    eval_every: EvalEvery = AUTO
     # Rounds between checkpoints, or seconds such as "60s". "auto": a minute, or longer where saving
     # would take more than a tenth of the time. The last round is always saved.
     checkpoint_every: CheckpointEvery = AUTO
@@ -141,6 +145,9 @@ class Trainer:
         self.seconds = 0.0
         self.state: State | None = None
         self.length = 0
+        # The last round that each client takes part in (K,), once rows are saved ahead.
+        self.last_rounds: np.ndarray | None = None
+        self.evaluates_less = False  # whether the default is a larger number of rounds than usual
         self.folders.check()
 
     def train(self, rounds: int, schedule: Schedule = EVERY) -> list[Outcome]:
@@ -167,11 +174,12 @@ class Trainer:
             self.folders.check_rounds(rounds)
             for experiment in self.experiments:
                 mixing.check(experiment)
-        schedule = schedule._replace(eval_every=min(schedule.eval_every, rounds))
+        eval_every = min(evaluating.interval(schedule.eval_every, self.experiments), rounds)
+        self.evaluates_less = schedule.eval_every == AUTO and eval_every > evaluating.USUAL
         checkpoint_interval = interval(schedule.checkpoint_every)
-        if self.length != schedule.eval_every:
+        if self.length != eval_every:
             with self.display.step("compiling"), self.parts.measured("compiling"):
-                self._compile(schedule.eval_every)
+                self._compile(eval_every)
         if self.compiled.saving:
             self.compiled.saving.check(rounds)
         if self.state is None:
@@ -179,7 +187,7 @@ class Trainer:
         else:
             self._describe()
         try:
-            self._play(rounds, schedule.eval_every, checkpoint_interval)
+            self._play(rounds, eval_every, checkpoint_interval)
         except Diverged:
             if not self._starts_over():
                 raise
@@ -318,6 +326,9 @@ class Trainer:
             sizes = "; bytes are per run" if divided else ""
             text = f"{self.replicates.num}; seconds are divided evenly among them{sizes}"
             self.lines.append(("replicates in one kernel", text))
+        if self.evaluates_less:
+            text = f"every {self.length:,} rounds instead of {evaluating.USUAL}, to take less time"
+            self.lines.append(("evaluations", text))
         in_short = short_lines(self.compiled, self.experiments[0], self.folders.outs)
         for name, text in in_short:
             logger.info("  %-32s %s", name, text)
@@ -384,8 +395,17 @@ class Trainer:
     def _joined(self, states: Sequence[Any]) -> State:
         """Returns the state of all runs from the contents of their checkpoints."""
         saving = self.compiled.saving
+        keys = self.replicates.split(self._key(0))
+        first = self.experiments[0]
+        states = [
+            completed(first, self.replicates, number, *saved)
+            for number, saved in enumerate(zip(keys, states, strict=True))
+        ]
+        if (
+            self.replicates.num > 1 or saving
+        ):  # rounds of several runs or processes track no changes of rows
+            states = [stacks.in_memory(state) for state in states]
         if saving:
-            keys = self.replicates.split(self._key(0))
             states = [
                 saving.thaw(number, *saved)
                 for number, saved in enumerate(zip(keys, states, strict=True))
@@ -396,11 +416,16 @@ class Trainer:
         """Dispatches all rounds; evaluates and saves in between."""
         pace = 1
         rounds_key = self._key(1)
+        self.last_rounds = None
         self.resumed = self.done
         self.saver = Saver(checkpoint_interval, self.saver.round if self.saver.round else self.done)
         while self.outcomes:
             self.outcomes.pop().detach()
-        with self.display.rounds(rounds, self.done), endings.noted() as signaled:
+        with (
+            self.display.rounds(rounds, self.done),
+            endings.noted() as signaled,
+            self.folders.saving(),
+        ):
             while self.done < rounds and not self._stops():
                 next_evaluation = (self.done // self.length + 1) * self.length
                 next_save = max(self.saver.next_round() or rounds, self.done + 1)
@@ -411,15 +436,51 @@ class Trainer:
                 if len(self.diverged) == self.replicates.num:
                     return
                 is_last = self.done == rounds
+                self._save_ahead(rounds_key, rounds, eval_every)
                 if self.done % eval_every == 0 or is_last:
                     self._evaluate(newest)
-                if processes.from_first(np.int32(is_last or self.saver.is_due(self.done))):
+                if processes.from_first(np.int32(is_last or self._is_save_due())):
                     self._save()
                 number = signaled()  # also after the last round: more runs may follow
                 if number:
                     self._interrupt(number)
             if self.saver.round != self.done:
                 self._save()
+            self._finish_saving()
+
+    def _save_ahead(self, rounds_key: Key, rounds: int, eval_every: int) -> None:
+        """Begins to save rows that no further round changes, once the next checkpoint is likely the last one."""
+        cohort = self.compiled.cohort
+        assert self.state is not None
+        if cohort is None or not self.folders.outs or self.folders.is_saving:
+            return
+        if self.last_rounds is None:
+            next_save = self.saver.next_round()
+            is_last = next_save is None or next_save >= rounds
+            if next_save is None:
+                seconds_left = self._seconds_left(rounds, eval_every)
+                is_last = seconds_left < self.saver.interval.seconds
+            if not is_last or rounds - self.done > MOST_AHEAD:
+                return
+            self.last_rounds = np.full(self.experiments[0].federation.num_clients, -1)
+            for number in range(self.done, rounds):
+                self.last_rounds[np.asarray(cohort(rounds_key, number))] = number
+        self.folders.save_ahead(self.state, np.flatnonzero(self.last_rounds < self.done))
+
+    def _is_save_due(self) -> bool:
+        """Whether to save now. While a checkpoint is being saved, only a number of rounds makes the next one due."""
+        is_saving = self.folders.is_saving
+        self.saver.note_duration(self.folders.save_seconds)
+        if is_saving and self.saver.interval.rounds is None:
+            return False
+        return self.saver.is_due(self.done)
+
+    def _finish_saving(self) -> None:
+        """Waits until the newest checkpoint is complete."""
+        begin = time.perf_counter()
+        with self.display.step("saving the checkpoint"):
+            self.folders.wait()
+        self.parts.add("checkpoints", time.perf_counter() - begin)
 
     def _seconds_left(self, rounds: int, eval_every: int) -> float:
         """Estimates the time until round `rounds` is evaluated and saved, by what each part took last."""
@@ -470,6 +531,7 @@ class Trainer:
         """Saves the run and raises `Interrupted`."""
         if self.saver.round != self.done:
             self._save()
+        self._finish_saving()
         outs = self.folders.outs
         if outs:
             where = f"which is saved in {outs[0]}"
@@ -677,8 +739,7 @@ class Trainer:
         states = self.replicates.split(self.state)
         begin = time.perf_counter()
         if self.folders.outs:
-            saving = self.compiled.saving
-            size = memory.readable(tree.num_bytes(saving.like if saving else states))
+            size = memory.readable(self.folders.num_bytes(self.compiled, states))
             with self.display.step(f"saving a checkpoint of {size}"):
                 self.folders.save(self.done, self.compiled, self.histories, states)
         duration = time.perf_counter() - begin

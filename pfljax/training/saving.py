@@ -82,6 +82,10 @@ class Saver:
         is_cheap = self._last_duration <= self.interval.share * elapsed
         return done > self.round and elapsed >= self.interval.seconds and is_cheap
 
+    def note_duration(self, duration: float) -> None:
+        """Notes how long the newest checkpoint took, which is known once it is complete."""
+        self._last_duration = max(self._last_duration, duration)
+
     def saved(self, done: int, duration: float) -> None:
         """Notes a checkpoint after `done` rounds that took `duration` seconds."""
         self.round = done
