@@ -304,7 +304,7 @@ def neighbors(
     less to copy, and matrices of more columns, which are multiplied faster. For windows of 3 and 5, pairs along the
     last axis took 0.48 to 0.71 times as long with 6 and 8 channels, and 2 x 2 windows 0.45 to 0.92 times with up to 4
     channels and 64 outputs. With 16 to 64 channels, pairs took 0.68 to 0.97 times as long alone, but a U-Net 1.06 to
-    1.13 times.
+    1.13 times (docs/results/speed-few-channels.md).
     """
     *size, inputs, outputs = kernel_shape
     is_plain = windows.groups == 1 and set(windows.strides + windows.dilation + windows.spread) == {
