@@ -77,7 +77,10 @@ class Product(NamedTuple):
 
 
 def products(jaxpr: Any, times: int = 1) -> Iterator[Product]:
-    """The products in a jaxpr, including those inside loops and calls, in the form that a CPU has."""
+    """The products in a jaxpr, including those inside loops and calls, in the form that a CPU has.
+
+    Where windows of convolutions share patches, the products of the zeros in their kernels count, too.
+    """
     for equation in jaxpr.eqns:
         if equation.primitive.name in ("dot_general", "conv_general_dilated"):
             yield Product(equation, times)
