@@ -66,6 +66,12 @@ doors=(
   tests/api/test_torch_runs.py tests/data/test_torch_data.py tests/data/sources/test_hub.py
   tests/data/sources/test_saved.py tests/experiments/test_architectures.py
 )
+examples=tests/examples/test_examples.py
+examples_of_doors=(
+  "$examples::test_a_pytorch_network_learns_and_is_one_again"
+  "$examples::test_a_data_set_of_hugging_face_is_divided_and_learned"
+  "$examples::test_a_run_on_flower_has_the_scores_of_its_simulation"
+)
 
 use_doors() { # an environment with these packages; fails if they cannot be fetched
   use doors python3

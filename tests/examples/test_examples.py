@@ -48,6 +48,15 @@ def test_a_folder_of_pfllib_is_trained_on_with_its_own_tests(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_data_set_of_hugging_face_is_divided_and_learned():
+    pytest.importorskip("datasets")
+    pytest.importorskip("PIL.Image")
+    table = load("from_hugging_face").main(rounds=20)
+    assert [row["method"] for row in table.rows] == ["local", "fedavg", "ditto"]
+    assert min(row["score_mean"] for row in table.rows) > 0.6  # chance is 0.1
+
+
+@pytest.mark.slow
 def test_a_pytorch_network_learns_and_is_one_again(capsys):
     pytest.importorskip("torch", reason="needs the extra torch")
     if importlib.util.find_spec("torchax") is None:
