@@ -10,7 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.contract.types import Key, Mode, Params, PyTree
-from pfljax.models.structure import Around, Network, flags, key_and_mask, without_padding
+from pfljax.models.structure import (
+    Around,
+    Network,
+    flags,
+    key_and_mask,
+    widened_shapes,
+    without_padding,
+)
 
 
 class LinenNetwork(Network):
@@ -25,7 +32,7 @@ class LinenNetwork(Network):
         self.example = example
         params, rest = jax.eval_shape(self._variables, jax.random.key(0))
         self.collections = tuple(rest)
-        self.shapes = {**params, **rest}
+        self.shapes = widened_shapes({**params, **rest})
         self.statistics = frozenset(path for path in self.above if path[0] in self.collections)
 
     def init(self, key: Key) -> Params:

@@ -24,7 +24,7 @@ from pfljax.models.linen import LinenNetwork
 from pfljax.models.losses import DEFAULTS, Loss, cross_entropy, mean_over_positions
 from pfljax.models.rewriting import rewritten, slow_layers
 from pfljax.models.standardizing import Statistics
-from pfljax.models.structure import Network, Path, by_path
+from pfljax.models.structure import Network, Path, by_path, widened
 from pfljax.models.tail import Tail
 from pfljax.models.torch_modules import TorchModule, network_of, wrapped
 
@@ -62,7 +62,8 @@ class Model:
         target_shape: Shape of an example's target; None: unknown, a class or number per example or per position.
         dtype: Type in which the network computes; "float32": the module's types. Set by `LocalTraining` when a run is
             created. In "bfloat16" the network gets rounded parameters and inputs, so layers without a dtype compute in
-            it, forward and backward. Parameters, gradients, batch statistics, outputs and losses are float32.
+            it, forward and backward. Parameters, gradients, batch statistics, outputs and losses are float32, also
+            where a module's `param_dtype` is shorter.
         frozen: Values of the parameters that are not trained, stored once for all clients: a tree of arrays, such as a
             Linen module's variables or an NNX module. Parameters that are trained themselves start from their values
             here, or else from the module's initial ones.
@@ -379,8 +380,7 @@ class Model:
     def _init(self) -> Callable[..., Params]:
         def init(frozen: PyTree, key: Key) -> Params:
             with use_frozen(self.network, frozen):
-                params = self.network.init(key)
-            return params if self.dtype == FLOAT32 else jax.tree.map(widened, params)
+                return jax.tree.map(widened, self.network.init(key))
 
         return rewritten(init)
 
@@ -451,12 +451,6 @@ ACCEPTED = (
     "a Flax module (Linen or NNX), a torch.nn.Module, a Model, or a function of num_classes, rngs or both that returns "
     "a module"
 )
-
-
-def widened(leaf: Array) -> Array:
-    """An array of shorter floats as float32; any other array as it is."""
-    short = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
-    return leaf.astype(FLOAT32) if short else leaf
 
 
 def module_of(model: Any) -> Any:

@@ -23,6 +23,7 @@ from pfljax.models.structure import (
     flags,
     key_and_mask,
     nested,
+    widened_shapes,
     without_padding,
 )
 
@@ -49,7 +50,7 @@ class NNXNetwork(Network):
         for path, variable in nnx.to_flat_state(rest):
             self.variables[tuple(map(str, path))] = (path, variable)
         leaves = {names: v.get_value() for names, (_, v) in self.variables.items()}
-        self.shapes = nested(leaves)
+        self.shapes = widened_shapes(nested(leaves))
         self.statistics = frozenset(
             names for names, (_, v) in self.variables.items() if not isinstance(v, nnx.Param)
         )

@@ -284,6 +284,17 @@ def without_padding(
     return {**kwargs, "mask": real}
 
 
+def widened(leaf: Array) -> Array:
+    """An array of shorter floats as float32; any other array as it is."""
+    short = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
+    return leaf.astype(jnp.float32) if short else leaf
+
+
+def widened_shapes(shapes: PyTree) -> PyTree:
+    """Shapes and types of `widened` arrays."""
+    return jax.eval_shape(lambda arrays: jax.tree.map(widened, arrays), shapes)
+
+
 def by_name(params: Params) -> dict[Path, Any]:
     """The leaves of nested dicts by path."""
     leaves: Any = traverse_util.flatten_dict(params)

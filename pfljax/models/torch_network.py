@@ -13,7 +13,7 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ from torch.utils import _pytree as torch_pytree  # pyright: ignore[reportMissing
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Mode, Params, PyTree
-from pfljax.models import torch_export
+from pfljax.models import torch_export, torch_recurrent
 from pfljax.models.structure import Around, Network, Path, by_name, key_and_mask, nested
 from pfljax.models.torch_modules import TorchModule, is_torch, name_of
 
@@ -193,6 +193,37 @@ def new_environment() -> Any:
     def exponential(key: Key, shape: tuple[int, ...], lambd: float = 1) -> Array:
         return jax.random.exponential(key, shape) / lambd
 
+    def recurrent(cell: torch_recurrent.Cell) -> Callable[..., Any]:
+        """An operation that runs recurrent layers, such as `torch.lstm`."""
+
+        def run(
+            x: torch.Tensor,
+            start: Any,
+            parameters: Sequence[torch.Tensor],
+            has_biases: bool,
+            num_layers: int,
+            dropout: float,
+            training: bool,
+            bidirectional: bool,
+            batch_first: bool,
+        ) -> Any:
+            states = to_jax(start)
+            states = tuple(states) if isinstance(states, list | tuple) else (states,)
+            num_directions = 2 if bidirectional else 1
+            layers = layers_of(to_jax(list(parameters)), num_layers * num_directions, has_biases)
+            is_random = training and dropout > 0 and num_layers > 1
+            key = environment.get_and_rotate_prng_key() if is_random else None
+
+            values = to_jax(x)
+            values = jnp.swapaxes(values, 0, 1) if batch_first else values
+            outputs, last = torch_recurrent.run_layers(
+                cell, values, states, layers, num_directions, dropout, key
+            )
+            outputs = jnp.swapaxes(outputs, 0, 1) if batch_first else outputs
+            return to_torch((outputs, *last))
+
+        return run
+
     def unsupported(name: str) -> Callable[..., Any]:
         def fail(*args: Any, **kwargs: Any) -> Any:
             del args, kwargs
@@ -211,8 +242,30 @@ def new_environment() -> Any:
         aten.random_: unsupported("aten::random_"),
     }.items():
         environment.override_op_definition(operation, function, is_view_op=True)
-    environment.override_op_definition(nn.functional.group_norm, group_norm)
+    for operation, function in {
+        nn.functional.group_norm: group_norm,
+        torch.lstm: recurrent(torch_recurrent.lstm),
+        torch.gru: recurrent(torch_recurrent.gru),
+        torch.rnn_tanh: recurrent(torch_recurrent.rnn_tanh),
+        torch.rnn_relu: recurrent(torch_recurrent.rnn_relu),
+    }.items():
+        environment.override_op_definition(operation, function)
     return environment
+
+
+def layers_of(
+    parameters: Sequence[Array], num_layers: int, has_biases: bool
+) -> list[torch_recurrent.Weights]:
+    """The weights of each layer and direction, from those of all in a row, as PyTorch stores them."""
+    number = len(parameters) // num_layers
+    layers = []
+    for first in range(0, len(parameters), number):
+        inputs, states, *others = parameters[first : first + number]
+        biases = others[:2] if has_biases else [0.0, 0.0]
+        projections = others[2:] if has_biases else others
+        projection = projections[0] if projections else None
+        layers.append(torch_recurrent.Weights(inputs, states, *biases, projection))
+    return layers
 
 
 def group_norm(

@@ -13,6 +13,7 @@ import pytest
 import pfljax as pfl
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Training
+from pfljax.models.rewriting import equations
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 if importlib.util.find_spec("torchax") is None:
@@ -75,9 +76,27 @@ class Tokens(nn.Module):
         return self.head(self.block(h)[:, 0])
 
 
+class Grouped(nn.Module):
+    """Group normalization of images whose mean is far from 0, and of vectors."""
+
+    def __init__(self, num_classes=3):
+        super().__init__()
+        self.images = nn.GroupNorm(2, 4, eps=1e-3)
+        self.vectors = nn.GroupNorm(5, 10, affine=False)
+        self.conv = nn.Conv2d(2, 4, 3)
+        self.head = nn.Linear(4, 10)
+        self.last = nn.Linear(10, num_classes)
+        nn.init.uniform_(self.images.weight)
+        nn.init.uniform_(self.images.bias)
+
+    def forward(self, x):
+        x = self.images(self.conv(x) + 20)
+        return self.last(self.vectors(self.head(torch.tanh(x).mean((2, 3)))))
+
+
 TEXTS = RNG.integers(11, size=(7, 5)).astype(np.int32)
-CASES = [(Convolutional, IMAGES), (Recurrent, TEXTS), (Tokens, TEXTS)]
-IDS = ["convolutional", "recurrent", "tokens"]
+CASES = [(Convolutional, IMAGES), (Recurrent, TEXTS), (Tokens, TEXTS), (Grouped, IMAGES)]
+IDS = ["convolutional", "recurrent", "tokens", "grouped"]
 
 
 def new(create, *args, seed=0):
@@ -201,6 +220,128 @@ def test_dropout_keeps_its_share():
     drawn = model.apply(params, jnp.ones((2000, 1)), jax.random.key(0))
     np.testing.assert_allclose(np.unique(drawn), [0, 4 / 3], rtol=1e-6)
     assert np.isclose((drawn == 0).mean(), 0.25, atol=0.05)
+
+
+class Layers(nn.Module):
+    """Recurrent layers with all that they return, from initial states that are zeros or parameters."""
+
+    def __init__(self, layers, is_given, length):
+        super().__init__()
+        self.layers = layers
+        self.is_given = is_given
+        widths = [layers.proj_size or layers.hidden_size]
+        if isinstance(layers, nn.LSTM):
+            widths.append(layers.hidden_size)
+        directions = 2 if layers.bidirectional else 1
+        number = layers.num_layers * directions
+        if is_given:
+            starts = [torch.randn(number, 1, width) for width in widths]
+            self.starts = nn.ParameterList(starts)
+        self.head = nn.Linear(directions * length * widths[0] + number * sum(widths), 3)
+
+    def forward(self, x):
+        start = None
+        if self.is_given:
+            start = tuple(states.expand(-1, len(x), -1).contiguous() for states in self.starts)
+            start = start if isinstance(self.layers, nn.LSTM) else start[0]
+        x = x if self.layers.batch_first else x.swapaxes(0, 1)
+        outputs, last = self.layers(x, start)
+        outputs = outputs if self.layers.batch_first else outputs.swapaxes(0, 1)
+        last = last if isinstance(last, tuple) else (last,)
+        features = [outputs.flatten(1), *(states.swapaxes(0, 1).flatten(1) for states in last)]
+        return self.head(torch.cat(features, dim=1))
+
+
+SEQUENCES = RNG.normal(size=(7, 7, 5)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("create", "options", "given", "length"),
+    [
+        (nn.LSTM, {"batch_first": True}, False, 7),
+        (nn.LSTM, {"num_layers": 2, "bidirectional": True, "proj_size": 3}, True, 2),
+        (nn.LSTM, {"proj_size": 2, "bias": False}, False, 2),
+        (nn.LSTM, {"batch_first": True}, True, 1),
+        (nn.GRU, {"num_layers": 2, "bidirectional": True, "batch_first": True}, False, 7),
+        (nn.GRU, {"bias": False}, True, 2),
+        (nn.RNN, {"num_layers": 2}, True, 7),
+        (nn.RNN, {"nonlinearity": "relu", "bidirectional": True, "batch_first": True}, False, 2),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+def test_recurrent_layers_are_pytorch_s(create, options, given, length):
+    x = SEQUENCES[:, :length]
+    module = new(lambda: Layers(create(5, 4, **options), given, length))
+    model = model_of(module, x)
+    params = model.init(jax.random.key(0))
+    expected = module(tensor(x)).detach().numpy()
+    np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-6, atol=1e-6)
+
+    grads = jax.grad(lambda params: model.loss(params, x, CLASSES, jax.random.key(1)).mean())
+    _, expected_grads = gradients(module, x, CLASSES)
+    found = named(grads(params))
+    for name, expected_grad in expected_grads.items():
+        np.testing.assert_allclose(found[name], expected_grad, rtol=1e-5, atol=1e-6)
+
+
+def test_recurrent_layers_are_loops_whose_programs_do_not_grow_with_the_length():
+    module = new(nn.LSTM, 5, 6)
+
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = module
+
+        def forward(self, x):
+            return self.lstm(x.swapaxes(0, 1))[0][-1]
+
+    sizes = []
+    for length in (3, 300):
+        x = np.zeros((2, length, 5), np.float32)
+        model = model_of(Last(), x)
+        program = jax.make_jaxpr(model.apply)(model.network.shapes, x)
+        sizes.append(len(list(equations(program.jaxpr))))
+    assert sizes[0] == sizes[1]
+
+
+def test_dropout_is_between_recurrent_layers_in_training_alone():
+    """The first layer's outputs are 1; the second one passes on what dropout makes of them."""
+    rate = 0.25
+    layers = nn.RNN(1, 50, 2, nonlinearity="relu", dropout=rate, batch_first=True)
+    values = {name: torch.zeros_like(value) for name, value in layers.state_dict().items()}
+    values["bias_ih_l0"] += 1
+    values["weight_ih_l1"] = torch.eye(50)
+    layers.load_state_dict(values)
+
+    class Outputs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x):
+            return self.layers(x)[0].flatten(1)
+
+    x = np.zeros((8, 10, 1), np.float32)
+    model = model_of(Outputs(), x)
+    params = model.init(jax.random.key(0))
+    np.testing.assert_array_equal(model.apply(params, x), np.ones((8, 500)))
+    drawn = [np.asarray(model.apply(params, x, jax.random.key(number))) for number in (0, 0, 1)]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert np.any(drawn[0] != drawn[2])
+    np.testing.assert_allclose(np.unique(drawn[0]), [0, 1 / (1 - rate)], rtol=1e-6)
+    assert np.isclose((drawn[0] == 0).mean(), rate, atol=0.03)
+    assert model.network.stochastic
+
+
+class Packs(nn.Module):
+    def __init__(self, num_classes=3):
+        super().__init__()
+        self.lstm = nn.LSTM(1, num_classes, batch_first=True)
+
+    def forward(self, x):
+        lengths = torch.full((len(x),), 3)
+        packed = nn.utils.rnn.pack_padded_sequence(x[..., None], lengths, batch_first=True)
+        return self.lstm(packed)[1][0][-1]
 
 
 def test_a_class_has_other_initial_parameters_for_each_key_by_its_own_distributions():
@@ -458,6 +599,7 @@ class InNumPy(TwoLayers):
         (DataWritten, "writes into x.data"),
         (Chosen, "depends on the values of tensors"),
         (InNumPy, "depends on the values of tensors"),
+        (Packs, "uses the operator aten::_pack_padded_sequence"),
         (lambda: nn.LazyLinear(3), "has lazy layers, so that weight has no shape yet"),
         (nn.LazyLinear(3), "has lazy layers, so that weight has no shape yet"),
         (nn.Linear(6, 3, device="meta"), "has weight on the device meta"),
