@@ -55,6 +55,11 @@ class Drift:
         (), distinct=True, empty=True, read_with={"change": ("labels", "classes")}
     )
 
+    def __post_init__(self):
+        # Equal changes have equal texts, by which runs are identified.
+        for name in ("clients", "labels"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
     def __str__(self) -> str:
         return f"{self.change} after round {self.round}"
 
@@ -279,7 +284,7 @@ def _givers(drift: Drift, ids: np.ndarray) -> np.ndarray:
     """The client that each one takes over the examples of: of drawn ones, one of another group where possible."""
     if len(ids) < 2:
         text = "accepted: an exchange of at least 2 clients"
-        raise ArgumentError("drift.clients", text, ids.tolist())
+        raise ArgumentError("drift.clients", text, tuple(ids.tolist()))
     step = 1 if len(drift.clients) else len(ids) // 2
     return np.roll(ids, -step)
 

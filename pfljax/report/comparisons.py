@@ -198,11 +198,10 @@ def method_curves(
     return Panel(x, y, series, legend="best" if len(curves) <= len(PALETTE) else "none")
 
 
-def with_drifts(panel: Panel, rows: Sequence[Mapping]) -> Panel:
-    """A panel of scores over rounds, with lines where clients' data changed."""
-    drifts = {entry["round"] for row in rows for entry in row.get("drift") or ()}
-    means = np.concatenate([np.asarray(row["curve_mean"], float) for row in rows])
-    return dataclasses.replace(panel, series=[*panel.series, *drift_lines(sorted(drifts), means)])
+def with_drifts(panel: Panel, drifts: Iterable[int]) -> Panel:
+    """A panel of scores over rounds, with lines at the rounds after which clients' data changed."""
+    scores = np.concatenate([np.asarray(series.y, float) for series in panel.series])
+    return dataclasses.replace(panel, series=[*panel.series, *drift_lines(sorted(drifts), scores)])
 
 
 def spent_axis(label: str, spent: Iterable[Any]) -> Axis:
@@ -256,7 +255,8 @@ def panels_of_rows(rows: Sequence[Mapping]) -> dict[str, Panel]:
         x = Axis(spent_label) if name == "rounds" else spent_axis(spent_label, spent)
         panels[name] = method_curves(curves, x, Axis(label, percent=percent))
         if name == "rounds":
-            panels[name] = with_drifts(panels[name], rows)
+            drifts = {entry["round"] for row in rows for entry in row.get("drift") or ()}
+            panels[name] = with_drifts(panels[name], drifts)
 
     # Differences to the reference.
     scale = 100 if percent else 1

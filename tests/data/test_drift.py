@@ -125,11 +125,11 @@ def test_changes_follow_each_other():
 @pytest.mark.parametrize(
     ("drift", "words"),
     [
-        (Drift(round=1, clients=[4]), "drift.clients=[4]: accepted: 0 to 3"),
-        (Drift(round=1, labels=[1, 0]), "drift.labels=[1, 0]: accepted: a permutation of the 3"),
+        (Drift(round=1, clients=[4]), "accepted: 0 to 3"),
+        (Drift(round=1, labels=[1, 0]), "accepted: a permutation of the 3 classes"),
         (
             Drift(round=1, change="classes", labels=[3]),
-            "drift.labels=[3]: accepted: classes 0 to 2",
+            "accepted: classes 0 to 2",
         ),
         (Drift(round=1, change="exchange"), "accepted: an exchange of at least 2 clients"),
         (Drift(round=1, change="leave", share=1), "drift: leaves no client"),

@@ -189,3 +189,23 @@ def test_stages_meet_a_drift(clients):
     plain = make_run(clients, pfl.FedAvg(), client_privacy=privacy, participation=0.5)
     spent = [each.train(6, **QUIET).summary["privacy"]["of_clients"] for each in (private, plain)]
     assert spent[0]["epsilon"] == spent[1]["epsilon"]
+
+
+@pytest.mark.slow
+def test_a_table_has_scores_around_a_change_and_the_recovery_time(clients):
+    table = pfl.compare(
+        ["local", "fedavg"],
+        clients,
+        MODEL,
+        LOCAL,
+        rounds=9,
+        seeds=[0, 1],
+        drift=LABELS,
+        eval_every=1,
+    )
+    heads, body = table.columns()
+    (entry,) = table.rows[0]["drift"]
+    cells = dict(zip(heads, body[0], strict=True))
+    assert cells["before labels at 3, %"] == f"{100 * entry['before']:.1f}"
+    assert cells["5 after labels at 3, %"] == f"{100 * entry['after']['5']:.1f}"
+    assert "rounds to recover from 3" in cells and len(entry["rounds"]) == 2
