@@ -8,7 +8,7 @@ import pytest
 import pfljax as pfl
 from pfljax.data import Drift, drifted
 
-MODEL = pfl.models.MLP(hidden=(4,))
+MODEL = pfl.models.MLP(hidden=())
 LOCAL = pfl.LocalTraining(optax.adam(0.02), batch_size=4)
 QUIET = {"progress": False, "eval_every": 2}
 LABELS = Drift(round=3, change="labels", clients=[1, 2])
@@ -26,10 +26,10 @@ def clients():
     return pfl.data.digits(num_clients=4, train_examples=12)
 
 
-def make_run(clients, method=None, *, store="device", **options):
+def make_run(clients, method=None, *, store="device", local=LOCAL, **options):
     execution = pfl.Execution(client_store=store, devices=2)
     method = method or pfl.Ditto()
-    return pfl.Run(method, clients, MODEL, LOCAL, seed=1, execution=execution, **options)
+    return pfl.Run(method, clients, MODEL, local, seed=1, execution=execution, **options)
 
 
 def assert_same(one, other, close=False):
@@ -43,6 +43,7 @@ def assert_same(one, other, close=False):
         compare(one.results[name], other.results[name], **options)
 
 
+@pytest.mark.slow
 def test_a_change_that_does_not_come_changes_nothing(clients):
     plain = make_run(clients).train(4, **QUIET)
     late = make_run(clients, drift=Drift(round=4)).train(4, **QUIET)
@@ -50,6 +51,7 @@ def test_a_change_that_does_not_come_changes_nothing(clients):
     assert "drift" not in plain.summary
 
 
+@pytest.mark.slow
 def test_rounds_after_a_change_train_on_the_new_data(clients):
     """The run is two simulations, one after the other."""
     result = make_run(clients, drift=LABELS).train(5, **QUIET)
@@ -69,6 +71,14 @@ def test_rounds_after_a_change_train_on_the_new_data(clients):
 
 
 @pytest.mark.slow
+def test_a_resumed_run_continues_on_its_new_data(clients, tmp_path):
+    whole = make_run(clients, pfl.Local(), drift=LABELS).train(4, **QUIET)
+    make_run(clients, pfl.Local(), drift=LABELS).train(3, out=tmp_path / "run", **QUIET)
+    run = make_run(clients, pfl.Local(), drift=LABELS)
+    assert_same(whole, run.train(4, out=tmp_path / "run", resume=True, **QUIET))
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("store", ["device", "host", "disk"])
 @pytest.mark.parametrize("done", [2, 3, 4])
 def test_a_resumed_run_is_the_same_to_the_last_bit(clients, tmp_path, store, done):
@@ -85,10 +95,11 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(clients, tmp_path, store, don
     assert_same(whole, further.train(7 - done, **QUIET))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_stores_train_alike(clients):
+    local = pfl.LocalTraining(optax.sgd(0.1), batch_size=4)
     results = [
-        make_run(clients, store=store, drift=ALL).train(7, **QUIET)
+        make_run(clients, store=store, local=local, drift=ALL).train(7, **QUIET)
         for store in ("device", "host", "disk")
     ]
     for other in results[1:]:
@@ -108,6 +119,7 @@ def test_seeds_in_one_kernel_train_as_they_do_alone(clients):
         assert_same(one, run.train(4, progress=False), close=True)
 
 
+@pytest.mark.slow
 def test_who_is_away_neither_trains_nor_is_scored(clients):
     drift = [
         Drift(round=2, change="arrive", clients=[0]),
@@ -123,6 +135,7 @@ def test_who_is_away_neither_trains_nor_is_scored(clients):
     assert result.summary["per_client"][3]["n_test"] == 0
 
 
+@pytest.mark.slow
 def test_recovery_is_that_of_the_scores(clients):
     result = make_run(clients, pfl.Local(), drift=LABELS).train(9, **QUIET)
     (recovery,) = result.recovery()
@@ -169,7 +182,7 @@ def test_what_does_not_fit_is_refused(clients):
     privacy = pfl.Privacy(noise_multiplier=1.0, clip_norm=1.0)
     local = pfl.LocalTraining(optax.sgd(0.1), privacy=privacy)
     leave = Drift(round=1, change="leave")
-    with pytest.raises(pfl.ArgumentError, match=r"'leave'.*accepted with privacy: labels"):
+    with pytest.raises(pfl.ArgumentError, match=r"drift.change=leave: .*with privacy: labels"):
         pfl.Run(pfl.FedAvg(), clients, MODEL, local, drift=leave)
     pfl.Run(pfl.FedAvg(), clients, MODEL, local, drift=LABELS)
     with pytest.raises(pfl.ArgumentError, match="drift"):
