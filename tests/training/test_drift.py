@@ -106,7 +106,7 @@ def test_all_stores_train_alike(clients):
         assert_same(results[0], other, close=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_seeds_in_one_kernel_train_as_they_do_alone(clients):
     def runs():
         drift = [Drift(round=2, change="exchange", share=1), Drift(round=3, change="classes")]
@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_refused(clients):
         pfl.Run(pfl.FedAvg(), clients, MODEL, LOCAL, drift=[3])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stages_meet_a_drift(clients):
     """Attackers stay attackers, clocks count, and privacy of clients covers those who leave."""
     attack = pfl.Attack("sign_flip", attackers=0.25)
