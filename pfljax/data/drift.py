@@ -66,7 +66,9 @@ class Drift:
 
 Drifts = Annotated[
     Drift | Sequence[Drift],
-    hyperparameter(accepted="a Drift, such as pfljax.data.Drift(round=40), or a list of them"),
+    hyperparameter(
+        empty=True, accepted="a Drift, such as pfljax.data.Drift(round=40), or a list of them"
+    ),
 ]
 
 

@@ -504,6 +504,8 @@ def test_a_drift_is_that_of_the_flags():
     changes = [(one.round, one.change, one.share) for one in run.experiment.drift]
     assert changes == [(1, "labels", 0.5), (3, "leave", 0.5)]
     assert [len(clients) for clients in run.experiment.phases.changed] == [2, 2]
+    plain, _ = outcomes.trained(SMALL)
+    assert plain.experiment.phases is None
 
 
 @pytest.mark.parametrize(
