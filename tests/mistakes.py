@@ -338,6 +338,7 @@ def calls() -> dict[str, Called]:
         "metrics",
         "score",
         "stop",
+        "drift",
         "planned_rounds",
         "config",
     )
@@ -352,6 +353,10 @@ def calls() -> dict[str, Called]:
         "data.random_pixels": Called(variants.random_pixels, pixels),
         "data.split_unseen": Called(
             data.split_unseen, {"federation": clients, "unseen": 0.5, "seed": 0}
+        ),
+        "data.Drift": Called(data.Drift, {"round": 1}),
+        "data.drifted": Called(
+            data.drifted, {"clients": clients, "drift": data.Drift(round=1), "round": 1}
         ),
         **of_sources,
         **{name: Called(method) for name, method in METHODS.items()},
@@ -376,6 +381,7 @@ def calls() -> dict[str, Called]:
         "adapters.Selected": Called(adapters.Selected, {"where": "kernel"}),
         "from_arrays": Called(pfl.Federation.from_arrays, arrays, [data.Splits]),
         "with_attackers": Called(clients.with_attackers, {"share": 0.5}),
+        "Result.recovery": Called(MethodType(pfl.Result.recovery, "a result")),
         "Result.save_model": Called(
             MethodType(pfl.Result.save_model, "a result"), {"path": "x", "client": 0}
         ),
@@ -588,7 +594,8 @@ def list_texts(kind: Any, limits: Mapping[str, Any], distinct: bool, empty: bool
 @functools.cache
 def declared() -> dict[str, Field]:
     """The fields that have flags, by the flag's name; those of methods with the method's name."""
-    around = (api.Run, api.Run.train, api.Patience, api.Clock, api.compare, data.split_unseen)
+    around = (api.Run, api.Run.train, api.Patience, api.Clock, api.compare)
+    around += (data.split_unseen, data.Drift)
     of_commands = (fl.Data, fl.Network, fl.Adapting, fl.Optimizer, fl.Processes, fl.Sweep)
     of_data = (*partitions.PARTITIONS.values(), *sources.SOURCES.values())
     known: dict[str, Field] = {}

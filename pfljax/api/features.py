@@ -79,6 +79,8 @@ def cut(experiment: Experiment) -> tuple[Tail, Features] | str:
     """The network behind its frozen layers and the features of its inputs; or why it is not cut."""
     model = experiment.problem.model
     local = experiment.local
+    if experiment.phases is not None:
+        return "clients' examples change"
     if local is None or local.augment != "none":
         return "mini-batches are augmented"
     if experiment.attack.backdoor:

@@ -26,7 +26,7 @@ from pfljax.training.outcome import saved_outcome
 
 COMMANDS = "pfljax.cli.again"  # imported only for runs of a command
 OPTIONS = ("seed", "participation", "fine_tune_epochs", "eval_clients", "never_trained")
-OPTIONS += ("server", "attack", "compression", "faults", "client_privacy", "clock")
+OPTIONS += ("server", "attack", "compression", "faults", "client_privacy", "clock", "drift")
 NOT_RECORDED = "cannot be made again from config.json"
 Unseen = Annotated[
     Federation | float | None,

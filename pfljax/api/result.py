@@ -17,11 +17,13 @@ from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.types import State, Topology
 from pfljax.data import Federation
-from pfljax.evaluation import collaboration
+from pfljax.data.drift import Phases
+from pfljax.evaluation import collaboration, recovery
 from pfljax.evaluation.metrics import is_percent
+from pfljax.evaluation.recovery import Recovery
 from pfljax.folder import files, former, history
 from pfljax.models import weights
-from pfljax.report.run_data import score_of
+from pfljax.report.run_data import score_of, score_sign
 from pfljax.run.experiment import Experiment
 from pfljax.settings.fields import checked, hyperparameter
 from pfljax.training.outcome import Outcome
@@ -258,7 +260,8 @@ class Result:
         """
         optional.load("pandas", "to_pandas")
         if isinstance(self._predictor, Predictor):
-            return frame_of(self.results, self._predictor.experiment.federation)
+            experiment = self._predictor.experiment
+            return frame_of(self.results, experiment.federation, experiment.phases)
         if self._recorded is not None:
             return frame_of(self.results, self._recorded)
         text = "an earlier version wrote this folder, which does not record their sizes"
@@ -276,6 +279,45 @@ class Result:
         Shape (K,), or (n,) with `eval_clients`.
         """
         return self.results[f"{self.score}_test"][-1]
+
+    @checked()
+    def recovery(
+        self, tolerance: Annotated[float, hyperparameter(at_least=0)] = recovery.TOLERANCE
+    ) -> list[Recovery]:
+        """Returns how clients' scores recover after each change of their data; see `pfljax.data.Drift`.
+
+        Means over the clients that change, and over the others, are in `summary["drift"]`.
+
+        Args:
+            tolerance: A score is back if it is worse than before by at most so much.
+
+        Raises:
+            ArgumentError: if the clients' data do not change.
+
+        Examples:
+            >>> import pfljax as pfl
+            >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
+            >>> drift = pfl.data.Drift(round=2, clients=[3])
+            >>> run = pfl.Run(pfl.Local(), clients, pfl.models.MLP(hidden=(4,)), drift=drift)
+            >>> recovery = run.train(rounds=4, progress=False).recovery()[0]
+            >>> recovery.round, recovery.clients.tolist(), recovery.before.shape
+            (2, [3], (4,))
+        """
+        entries = self.summary.get("drift")
+        if not entries:
+            raise ArgumentError("drift", "the clients' data do not change; see pfljax.data.Drift")
+        rounds = self.results["rounds"]
+        scores = self.results[f"{self.score}_test"]
+        sign = score_sign(self.summary)
+        starts = [entry["round"] for entry in entries]
+        recoveries = []
+        for entry in entries:
+            start = entry["round"]
+            end = min((other for other in starts if other > start), default=np.inf)
+            values = recovery.recovery(rounds, scores, start, end, sign, tolerance)
+            clients = np.array(entry["clients"])
+            recoveries.append(Recovery(start, entry["change"], clients, *values))
+        return recoveries
 
     @property
     def accuracy(self) -> float:
@@ -606,7 +648,9 @@ class Result:
         return page
 
 
-def frame_of(results: Mapping[str, np.ndarray], federation: Federation) -> Any:
+def frame_of(
+    results: Mapping[str, np.ndarray], federation: Federation, phases: Phases | None = None
+) -> Any:
     """Converts the content of results.npz to a DataFrame with one row per evaluated round, client and split."""
     pd = optional.load("pandas", "to_pandas")
     rounds = results["rounds"]
@@ -625,11 +669,19 @@ def frame_of(results: Mapping[str, np.ndarray], federation: Federation) -> Any:
         """Each client's value, for each row of the frame."""
         return np.tile(np.repeat(values[clients], len(splits)), len(rounds))
 
-    sizes = np.stack([getattr(federation, split).size[clients] for split in splits], axis=-1)
+    # The clients' groups and numbers of examples, which may change.
+    by_round = [federation] * len(rounds)
+    if phases is not None:
+        by_round = [phases.clients[phases.number(number)] for number in rounds]
     columns: dict[str, np.ndarray] = {}
     if federation.group is not None:
-        columns["group"] = repeated(federation.group)
-    columns["size"] = np.tile(sizes.ravel(), len(rounds))
+        groups = [np.repeat(current.group[clients], len(splits)) for current in by_round]
+        columns["group"] = np.concatenate(groups)
+    sizes = [
+        np.stack([getattr(current, split).size[clients] for split in splits], axis=-1).ravel()
+        for current in by_round
+    ]
+    columns["size"] = np.concatenate(sizes)
     if federation.client_names is not None:
         columns["name"] = repeated(federation.client_names)
     for metric in metrics:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from pfljax.contract.host import free_memory, readable
 from pfljax.contract.pooled import is_pooled
 from pfljax.contract.speech import with_former_say
 from pfljax.data import Federation
+from pfljax.data.drift import Drifts, Phases, make_phases
 from pfljax.data.sources.source import Scaling
 from pfljax.evaluation import measures
 from pfljax.evaluation.metrics import score_of_task
@@ -133,6 +135,7 @@ class Run:
         faults: Faults | None = None,
         clock: Clock | None = None,
         client_privacy: ClientPrivacy | None = None,
+        drift: Drifts = (),
         stages: Stages = (),
         execution: Execution | None = None,
         config: dict | None = None,
@@ -166,6 +169,8 @@ class Run:
             faults: Client failures and handling of divergence. Default: no failures; see `Faults`.
             clock: Simulated times of computing and sending. Default: no time is simulated.
             client_privacy: Clipping and noise for clients' whole updates. Default: neither.
+            drift: Changes of the clients' data after given rounds, one or several. Default: none. See
+                `pfljax.data.Drift`.
             stages: Your own stages, between faults and privacy: functions (problem, pipeline) -> `stages.Stage`, or
                 None for no stage.
             execution: Where clients' state and data are stored, and how clients are mapped to devices.
@@ -188,7 +193,9 @@ class Run:
         # The problem that the method is built for.
         clients = scaled_as(model, clients)
         self.clients = clients
-        local = with_class_weights(local, clients)
+        phases = make_phases(clients, drift, seed) if drift else None
+        check_drift(phases, local)
+        local = with_class_weights(local, phases.clients[0] if phases else clients)
         client_privacy = client_privacy or ClientPrivacy()
         plan = execution.make_plan()
         problem = make_problem(clients, model, local, participation, plan, client_privacy)
@@ -214,18 +221,26 @@ class Run:
         check_config(config)
         if not config:
             described = settings | ({"clock": clock} if clock else {})
+            described |= {"drift": phases.drifts} if phases else {}
             modules = modules_of(model)
             config = describe.config(method, clients, modules, local, participation, described)
 
         # The data, with attackers' labels.
-        if attack.active:
-            clients = clients.with_attackers(attack.attackers, seed)
+        def as_trained(federation: Federation) -> Federation:
+            if attack.active:
+                federation = federation.with_attackers(attack.attackers, seed)
+            return federation.standardized
+
         unseen = data.match_classes(unseen, clients)
-        recorded = {"score": scored.name, "data": data.describe(clients, unseen)}
+        attacked = clients.with_attackers(attack.attackers, seed) if attack.active else clients
+        recorded = {"score": scored.name, "data": data.describe(attacked, unseen)}
+        if phases:
+            phases = phases.map(as_trained)
+            recorded["data"]["drift"] = ", ".join(map(repr, phases.drifts))
         experiment = Experiment(
             method,
             problem,
-            clients.standardized,
+            phases.clients[0] if phases else as_trained(clients),
             local,
             unseen=unseen and unseen.standardized,
             planned_rounds=planned_rounds,
@@ -234,6 +249,8 @@ class Run:
             metrics=scored.metrics,
             score=scored.name,
             clients=self.clients,
+            drift=phases.drifts if phases else (),
+            phases=phases,
             **settings,
         )
         identified = fingerprint.identified(experiment)
@@ -540,6 +557,16 @@ def with_class_weights(local: LocalTraining, clients: Federation) -> LocalTraini
     return dataclasses.replace(local, class_weights=data.inverse_frequency_weights(clients))
 
 
+def check_drift(phases: Phases | None, local: LocalTraining) -> None:
+    """Raises `ArgumentError` for changes that the privacy ledger of clients' examples does not cover."""
+    if phases is None or not local.privacy.active:
+        return
+    changes = {drift.change for drift in phases.drifts} - {"labels"}
+    if changes:
+        text = "changes the examples that the privacy ledger counts; accepted with privacy: labels"
+        raise ArgumentError("drift.change", text, min(changes))
+
+
 def check_memory(model: models.Model) -> None:
     """Raises `ArgumentError` for a network whose parameters are larger than the memory of this machine's CPUs."""
     size = tree.num_bytes(jax.eval_shape(model.init, jax.random.key(0)))
@@ -635,10 +662,24 @@ def start(
 
 def padded_alike(runs: Sequence[Run]) -> Sequence[Run]:
     """Pads the runs' client data in place so that all have the same shapes. Returns the runs."""
-    padded = data.pad_alike([run.experiment.federation for run in runs])
-    for run, clients in zip(runs, padded, strict=True):
-        problem = run.experiment.problem._replace(n_max=clients.train.y.shape[1])
-        run.experiment = dataclasses.replace(run.experiment, federation=clients, problem=problem)
+    federations: list[Federation] = []
+    for run in runs:
+        phases = run.experiment.phases
+        federations += phases.clients if phases else [run.experiment.federation]
+    padded = iter(data.pad_alike(federations))
+    for run in runs:
+        experiment = run.experiment
+        phases = experiment.phases
+        if phases:
+            num_phases = len(phases.clients)
+            phases = dataclasses.replace(
+                phases, clients=tuple(itertools.islice(padded, num_phases))
+            )
+        clients = phases.clients[0] if phases else next(padded)
+        problem = experiment.problem._replace(n_max=clients.train.y.shape[1])
+        run.experiment = dataclasses.replace(
+            experiment, federation=clients, problem=problem, phases=phases
+        )
     return runs
 
 

@@ -33,6 +33,7 @@ ONLY_RUNS = (
     "metrics",
     "score",
     "stop",
+    "drift",
     "planned_rounds",
     "config",
 )

@@ -26,7 +26,7 @@ from pfljax.run.experiment import differences, groups_alike
 from pfljax.stores.registry import store_of
 from pfljax.training import never_trained
 from pfljax.training.loop import EVERY, Schedule
-from pfljax.training.scoring import entries_of_score
+from pfljax.training.scoring import entries_of_score, recoveries
 from pfljax.training.tracking import Tracker
 
 SUMMARY = "summary.json"
@@ -269,6 +269,7 @@ def rewrite_score(run: Run, folder: Path) -> None:
     recorded = manifest.read(folder)
     score = run.experiment.score_name
     summary = cell.summary | entries_of_score(run.experiment, cell.rows)
+    summary |= recoveries(run.experiment, files.read_npz(folder / "results.npz"))
     if summary.get("never_trained"):
         summary["never_trained"] |= never_trained.scores(summary["per_client"], score)
     config = files.read_json(folder / "config.json")

@@ -109,6 +109,7 @@ def method_row(
         "simulated_mean": means["simulated"].mean,
         "seconds_to_target": seconds_to_target,
         **epsilons([summary["privacy"] or {} for summary in summaries]),
+        **drifts(summaries),
         "trend": late.verdict(sign),
         "late_change": late.change,
         "rounds": rounds,
@@ -132,6 +133,33 @@ def never_trained(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "trained_score": RunSummary.from_values([entry["others"] for entry in known]).mean,
         "never_trained_served": known[0]["served"],
     }
+
+
+def drifts(summaries: Sequence[Mapping[str, Any]]) -> dict[str, list[dict]]:
+    """Returns a row's entry on changes of the clients' data, with means over the runs; {} if there are none.
+
+    Scores are those of the clients that change; of all others, if those that change have none before or afterwards.
+    """
+    if not summaries[0].get("drift"):
+        return {}
+    entries = []
+    for runs in zip(*(summary["drift"] for summary in summaries), strict=True):
+        has_scores = all(run["changed"]["clients"] for run in runs)
+        group = "changed" if has_scores else "others"
+        scores = [run[group] for run in runs]
+        after = {}
+        for later in scores[0]["after"]:
+            after[later] = RunSummary.from_values([run["after"].get(later) for run in scores]).mean
+        entry = {
+            "round": runs[0]["round"],
+            "change": runs[0]["change"],
+            "clients": group,
+            "before": RunSummary.from_values([run["before"] for run in scores]).mean,
+            "after": after,
+            "rounds": [run["rounds"] for run in scores],
+        }
+        entries.append(entry)
+    return {"drift": entries}
 
 
 def further_metrics(summaries: Sequence[Mapping[str, Any]], score: str) -> dict[str, dict]:
@@ -299,6 +327,16 @@ def shown_columns(rows: Sequence[Mapping[str, Any]], target: float | None) -> li
             head = f"simulated s to {number(target)}{percent.removeprefix(',')}"
             columns.append(Column(head, target_cell))
 
+    # Changes of the clients' data.
+    known_drifts = [row["drift"] for row in rows if row.get("drift")]
+    for position, entry in enumerate(known_drifts[0] if known_drifts else []):
+        for later in ("0", *entry["after"]):
+            cell = functools.partial(drift_cell, number=number, position=position, later=later)
+            when = f"{later} after" if later != "0" else "before"
+            columns.append(Column(f"{when} {entry['change']} at {entry['round']}{percent}", cell))
+        cell = functools.partial(recovery_cell, position=position)
+        columns.append(Column(f"rounds to recover from {entry['round']}", cell))
+
     # Terms of the comparison.
     if any(row.get("tuned") for row in rows):
         columns.append(Column("tuned", tuned_cell))
@@ -328,6 +366,19 @@ def simulated_cell(row: Mapping[str, Any]) -> str:
 def target_cell(row: Mapping[str, Any]) -> str:
     """The simulated seconds until the target is reached."""
     return times_text(row["seconds_to_target"])
+
+
+def drift_cell(
+    row: Mapping[str, Any], number: Callable[[float], str], position: int, later: str
+) -> str:
+    """The score before a change of the clients' data, or some rounds `later`."""
+    entry = row["drift"][position]
+    return number(_number(entry["before"] if later == "0" else entry["after"].get(later)))
+
+
+def recovery_cell(row: Mapping[str, Any], position: int) -> str:
+    """The number of rounds until the score before a change is back."""
+    return times_text(row["drift"][position]["rounds"])
 
 
 def tuned_cell(row: Mapping[str, Any]) -> str:

@@ -260,6 +260,23 @@ def build_score(settings: Settings) -> Any:
     return score
 
 
+def build_drifts(settings: Settings) -> list[data.Drift]:
+    """Returns the changes of --drift.
+
+    Raises:
+        FlagError: for a change after the last round.
+    """
+    drifts = []
+    for text in settings.drift:
+        change, _, after = text.partition("@")
+        if int(after) >= settings.rounds:
+            raise settings.error(
+                "drift", f"accepted: rounds before the last one, {settings.rounds}"
+            )
+        drifts.append(settings.make(data.Drift, round=int(after), change=change))
+    return drifts
+
+
 def run_options(settings: Settings) -> dict[str, Any]:
     """Returns the arguments of `Run` that the methods of a command share, besides clients, model and local training."""
     return {
@@ -269,6 +286,7 @@ def run_options(settings: Settings) -> dict[str, Any]:
         "faults": settings.make(api.Faults),
         "clock": settings.make(api.Clock) if settings.clock else None,
         "client_privacy": settings.make(api.ClientPrivacy),
+        "drift": build_drifts(settings),
         "metrics": build_metrics(settings),
         "score": build_score(settings),
         "stop": settings.make(api.Patience) if settings.patience else None,

@@ -120,6 +120,10 @@ HELP: Mapping[str, str] = {
     "client_privacy_noise_seed": "Seed of the noise and of the cohorts, for tests only. Default: a secret seed.",
     "patience": "Stop after this many rounds without a better validation score, or training loss without "
     "validation examples. Default: train all rounds.",
+    "drift": "Changes of some clients' data, CHANGE@ROUND: after this round, their labels are permuted (labels), they "
+    "take over each other's examples (exchange), or get new classes (classes); clients come (arrive) or leave for good "
+    "(leave). Default: no change.",
+    "drift_share": "Share of the clients that change, drawn for each change.",
     # The clock.
     "clock": "Simulate how long clients compute and send; see the flags --clock_*.",
     "clock_compute": "Seconds per mini-batch gradient: constant:VALUE, lognormal:MEDIAN:SIGMA, or "

@@ -31,7 +31,7 @@ from pfljax.api.comparison import SEEDS
 from pfljax.api.study import Replicate, Rerun
 from pfljax.cli.flag_help import HELP
 from pfljax.cli.parsing import Group, Rates
-from pfljax.data import Splits, partitions, sources, split_unseen
+from pfljax.data import Drift, Splits, partitions, sources, split_unseen
 from pfljax.settings.fields import ANY_TEXT, Seeds, hyperparameter, settings
 from pfljax.settings.method import METHODS
 
@@ -47,6 +47,8 @@ TRAIN = Run.train
 LATENT = {"partition": ("latent",)}
 BLOCKS = ("auto", "vit", "transformer", "encoder")
 FROZEN = {"frozen": ANY_TEXT}
+DRIFT = "(labels|exchange|classes|arrive|leave)@[1-9][0-9]{0,8}"
+DRIFTS = "CHANGE@ROUND, such as labels@40; changes: labels, exchange, classes, arrive, leave"
 TUNED = {"tune": ANY_TEXT, "tune_hyperparameters": ANY_TEXT}
 
 
@@ -206,6 +208,8 @@ def define_training(registry: flags.FlagValues, rounds: int = 150, scored: bool 
     if scored:
         add.add("clock", bool, False, HELP["clock"])
         add.declare(Clock, where={"clock": (True,)})
+        add.several("drift", [], HELP["drift"], empty=True, pattern=DRIFT, accepted=DRIFTS)
+        add.declare(Drift, where={"drift": ANY_TEXT})
     for name, method in METHODS.items():
         Group(name, registry).declare(method, prefix=f"{name}.")
 

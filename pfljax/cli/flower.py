@@ -53,6 +53,7 @@ REFUSED = {
         "exchange",
         "client_store",
     ),
+    "nodes' data are their own": ("drift",),
     "nodes with newcomer=true are the unseen clients": ("unseen",),
     "all clients are scored": ("eval_clients",),
     "the run has all its rounds": ("patience",),

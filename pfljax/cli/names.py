@@ -26,7 +26,7 @@ from pfljax.api import (
     compare,
     estimate,
 )
-from pfljax.data import Splits, partitions, sources, split_unseen
+from pfljax.data import Drift, Splits, partitions, sources, split_unseen
 from pfljax.settings.fields import fields_of
 from pfljax.settings.method import METHODS, former_names, registered_name
 
@@ -88,6 +88,7 @@ LIBRARY: Mapping[Any, Mapping[str, Sequence[str]]] = {
     },
     Faults: {"faults": ("dropout", "lost", "broken", "on_divergence")},
     Patience: {"": ("patience",)},
+    Drift: {"drift": ("share",)},
     Clock: {
         "clock": (
             "compute",

@@ -113,7 +113,7 @@ class Several(flags.ListParser):
             items = f"{items}, each once"
         else:
             if self.kind is str:
-                items = "values"
+                items = self.item.limits.get("accepted") or "values"
             elif self.kind is float and items != "numbers":
                 items = f"numbers {items}" if "above" in items else f"numbers of {items}"
             items = f"different {items}" if self.distinct else items

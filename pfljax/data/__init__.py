@@ -2,6 +2,7 @@
 
 from pfljax.data import partitions, sources
 from pfljax.data.datasets import digits, huggingface, npz, read, sine, synthetic, text, tfds
+from pfljax.data.drift import Drift, drifted
 from pfljax.data.federation import Federation, keep_clients, load, shuffle_targets
 from pfljax.data.former import module_attributes
 from pfljax.data.splits import Splits
@@ -23,6 +24,7 @@ from pfljax.data.variants import (
 )
 
 __all__ = [
+    "Drift",
     "Federation",
     "Splits",
     "client_codes",
@@ -30,6 +32,7 @@ __all__ = [
     "digest",
     "digits",
     "distinct_codes",
+    "drifted",
     "heterogeneity",
     "huggingface",
     "inverse_frequency_weights",

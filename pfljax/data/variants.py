@@ -167,7 +167,23 @@ def without_tested(clients: Sequence[Federation], tested: Sequence[Federation]) 
 
 def _with_validation(clients: Federation, mask: np.ndarray) -> Federation:
     """The clients with only those validation examples that `mask` (K, n_max) marks, none of them padding."""
-    split = clients.validation
+    marked = with_marked(clients.validation, mask)
+    return dataclasses.replace(
+        clients, validation=marked._replace(size=clients.gather_rows(marked.size))
+    )
+
+
+def with_marked(split: Split, mask: np.ndarray) -> Split:
+    """A split with only those examples that `mask` (K, n_max) marks, none of them padding, for this process's clients.
+
+    Examples:
+        >>> import numpy as np
+        >>> from pfljax import data
+        >>> train = data.digits(num_clients=4, train_examples=6).train
+        >>> is_early = np.arange(train.y.shape[1]) < 2
+        >>> data.variants.with_marked(train, np.tile(is_early, (4, 1))).size.tolist()
+        [2, 2, 2, 2]
+    """
     # Marked examples come first.
     order = np.argsort(~mask, axis=1, kind="stable")
     size = mask.sum(axis=1)
@@ -184,8 +200,7 @@ def _with_validation(clients: Federation, mask: np.ndarray) -> Federation:
         return moved
 
     x = jax.tree.map(compact, split.x, is_leaf=is_pooled)
-    all_sizes = clients.gather_rows(size.astype(np.int32))
-    return dataclasses.replace(clients, validation=Split(x, compact(split.y), all_sizes))
+    return Split(x, compact(split.y), size.astype(np.int32))
 
 
 def match_classes(

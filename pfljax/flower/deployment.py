@@ -753,6 +753,7 @@ def check(experiment: Experiment) -> None:
             experiment.client_privacy.active,
             "its coins and its noise are one secret of a program that holds all clients",
         ),
+        "drift": (experiment.phases is not None, "nodes' data are their own"),
         "stop": (experiment.stop is not None, "the server plays all rounds"),
         "eval_clients": (experiment.scored is not None, "all clients are scored"),
         "cache_features": (experiment.features is not None, "nodes compute frozen layers"),

@@ -515,6 +515,12 @@ def changed(
         if is_known and digest_before != digest:
             return f"on other {what} (digest {digest_before}, now {digest}); {WAY_ON}"
 
+    drift_before = data_before.get("drift")
+    drift = data.get("drift")
+    if drift_before != drift:
+        was = drift_before or "none"
+        return f"with another drift (was {was}, is {drift or 'none'}); {WAY_ON}"
+
     # The program.
     if not parts:
         return ""

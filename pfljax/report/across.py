@@ -33,6 +33,7 @@ from pfljax.report.comparisons import (
     method_curves,
     method_points,
     spent_axis,
+    with_drifts,
 )
 from pfljax.report.content import table_cells
 from pfljax.report.elements import (
@@ -267,7 +268,11 @@ def curve_panels(methods: Sequence[Method], score: Score) -> dict[str, Any]:
         x = Axis(label)
         if name != "rounds":
             x = spent_axis(label, [spent for spent, _, _ in curves.values()])
-        panels[name] = plain(method_curves(curves, x, axis_of(score)))
+        panel = method_curves(curves, x, axis_of(score))
+        if name == "rounds":
+            drifts = {start for method in methods for run in method.runs for start in run.drifts}
+            panel = with_drifts(panel, drifts)
+        panels[name] = plain(panel)
     return panels
 
 

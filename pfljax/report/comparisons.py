@@ -12,7 +12,16 @@ from jaxtyping import Float
 
 from pfljax.evaluation.metrics import is_percent
 from pfljax.report import terms
-from pfljax.report.picture import GRAY, PALETTE, SYMBOLS, Axis, Panel, Series, colors
+from pfljax.report.picture import (
+    GRAY,
+    PALETTE,
+    SYMBOLS,
+    Axis,
+    Panel,
+    Series,
+    colors,
+    drift_lines,
+)
 from pfljax.report.run_data import label_of
 
 HELPED, HURT = PALETTE[:2]
@@ -189,6 +198,12 @@ def method_curves(
     return Panel(x, y, series, legend="best" if len(curves) <= len(PALETTE) else "none")
 
 
+def with_drifts(panel: Panel, drifts: Iterable[int]) -> Panel:
+    """A panel of scores over rounds, with lines at the rounds after which clients' data changed."""
+    scores = np.concatenate([np.asarray(series.y, float) for series in panel.series])
+    return dataclasses.replace(panel, series=[*panel.series, *drift_lines(sorted(drifts), scores)])
+
+
 def spent_axis(label: str, spent: Iterable[Any]) -> Axis:
     """Returns the axis of the resources that methods have spent, such as megabytes up to each evaluation.
 
@@ -239,6 +254,9 @@ def panels_of_rows(rows: Sequence[Mapping]) -> dict[str, Panel]:
         curves = {row["method"]: (row[entry], row["curve_mean"], row["curve_std"]) for row in rows}
         x = Axis(spent_label) if name == "rounds" else spent_axis(spent_label, spent)
         panels[name] = method_curves(curves, x, Axis(label, percent=percent))
+        if name == "rounds":
+            drifts = {entry["round"] for row in rows for entry in row.get("drift") or ()}
+            panels[name] = with_drifts(panels[name], drifts)
 
     # Differences to the reference.
     scale = 100 if percent else 1

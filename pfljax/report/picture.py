@@ -78,6 +78,20 @@ class Panel:
     legend: Literal["best", "below", "none"] = "best"
 
 
+def drift_lines(rounds: Sequence[int], scores: np.ndarray) -> list[Series]:
+    """Describes vertical lines at the rounds after which clients' data changed, as high as the scores."""
+    known = np.asarray(scores, float)
+    known = known[np.isfinite(known)]
+    if not known.size:
+        return []
+    ends = np.array([known.min(), known.max()])
+    lines = []
+    for number, drift in enumerate(rounds):
+        name = "" if number else "clients' data change"
+        lines.append(Series(np.full(2, float(drift)), ends, name, color=GRAY, dash="dash"))
+    return lines
+
+
 def colors(groups: Int[np.ndarray, " n"]) -> list[str]:
     """Returns a color for each entry of `groups`: from the palette for few groups, from a color map for many."""
     values, positions = np.unique(groups, return_inverse=True)

@@ -9,7 +9,17 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from pfljax.evaluation import collaboration
-from pfljax.report.picture import GRAY, PALETTE, SYMBOLS, Axis, Heat, Panel, Series, colors
+from pfljax.report.picture import (
+    GRAY,
+    PALETTE,
+    SYMBOLS,
+    Axis,
+    Heat,
+    Panel,
+    Series,
+    colors,
+    drift_lines,
+)
 from pfljax.report.run_data import RunData, Score, evenly, over_clients
 
 MAX_PANELS = 16
@@ -44,6 +54,7 @@ def scores(run: RunData, score: Score) -> Panel:
         mean = over_clients(np.nanmean, train)
         series.append(Series(run.rounds, mean, "training examples, mean", color=GRAY, dash="dot"))
     series += _mean_and_tail(run, score, run.rounds)
+    series += drift_lines(run.drifts, test)
     return Panel(Axis("round"), axis_of(score), series, legend="below")
 
 

@@ -277,6 +277,11 @@ class RunData:
         return seconds if len(seconds) == len(self.test) and np.isfinite(seconds).all() else None
 
     @property
+    def drifts(self) -> list[int]:
+        """The last rounds before changes of the clients' data."""
+        return sorted({entry["round"] for entry in self.summary.get("drift") or ()})
+
+    @property
     def measured(self) -> dict[str, Float[np.ndarray, " T"]]:
         """The method's own metrics over the evaluated rounds, by name; NaN for the initial models."""
         last = self.rows[-1] if len(self.rows) == len(self.test) else {}

@@ -18,6 +18,7 @@ from pfljax.contract.alike import alike, derived
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Algorithm, Key, PyTree
 from pfljax.data import Federation
+from pfljax.data.drift import Drift, Phases
 from pfljax.data.sources.source import generator
 from pfljax.evaluation.fine_tuning import fine_tuned
 from pfljax.evaluation.measures import Metric
@@ -175,6 +176,8 @@ class Experiment:
         not_cached: Why frozen layers are computed in every step; "": they are not, or nothing is frozen.
         clients: The training clients as they were passed to the run: `federation` before x is standardized, clients
             attack and features replace inputs. None: unknown.
+        drift: The changes of the clients' data.
+        phases: The clients' data over rounds, with the shapes of `federation`; None: they do not change.
     """
 
     method: Any
@@ -205,6 +208,15 @@ class Experiment:
     features: Any = dataclasses.field(default=None, metadata=PER_RUN)
     not_cached: str = ""
     clients: Federation | None = dataclasses.field(default=None, metadata=PER_RUN)
+    drift: tuple[Drift, ...] = ()
+    phases: Phases | None = dataclasses.field(default=None, metadata=PER_RUN)
+
+    def in_round(self, number: int) -> Experiment:
+        """The run with the clients' data of a round; 0: those of the initial models."""
+        if self.phases is None:
+            return self
+        federation = self.phases.clients[self.phases.number(number)]
+        return dataclasses.replace(self, federation=federation)
 
     @property
     def inputs(self) -> PyTree:

@@ -95,6 +95,8 @@ def config(
         texts["stop"] = "a function"  # whose code belongs to the program
     names = [getattr(make, "__qualname__", repr(make)) for make in options.get("own_stages", ())]
     texts["own_stages"] = ", ".join(names) or "none"
+    if "drift" in options:
+        texts["drift"] = ", ".join(map(repr, options["drift"]))
     return {"settings": settings(method, clients, model, local, options | texts), "parts": parts}
 
 
@@ -352,6 +354,10 @@ def surroundings(experiment: Experiment) -> list[tuple[str, str]]:
     if attack.active:
         num = 0 if clients.attacker is None else int(clients.attacker.sum())
         lines.append(("attackers", f"{num} of {clients.num_clients} clients, {attack.kind}"))
+    phases = experiment.phases
+    if phases is not None:
+        for drift, changed in zip(phases.drifts, phases.changed, strict=True):
+            lines.append(("drift", f"{drift}, of {len(changed)} clients"))
     if compression.upload != "none":
         lines.append(("compressed uploads", compression.described))
     if compression.download != "none":

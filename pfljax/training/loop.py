@@ -18,6 +18,7 @@ from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError, RunError, warn
 from pfljax.contract.types import Algorithm, ClientData, Key, State, Topology
 from pfljax.evaluation import metrics as evaluation
+from pfljax.evaluation import recovery
 from pfljax.exchange import lifting
 from pfljax.exchange.rounds import Record
 from pfljax.folder import endings, files, recorded_clients
@@ -117,6 +118,7 @@ class Trainer:
 
         # What was asked for.
         self.experiments = experiments
+        self.histories: list[History] = []
         self.replicates = Replicates.from_experiments(experiments)
         self.folders = Folders(experiments, outs, resume)
         self.planned_rounds = experiments[0].planned_rounds
@@ -145,6 +147,7 @@ class Trainer:
         self.seconds = 0.0
         self.state: State | None = None
         self.length = 0
+        self.phase = 0  # of the clients' data
         # The last round that each client takes part in (K,), once rows are saved ahead.
         self.last_rounds: np.ndarray | None = None
         self.evaluates_less = False  # whether the default is a larger number of rounds than usual
@@ -180,6 +183,8 @@ class Trainer:
         if self.length != eval_every:
             with self.display.step("compiling"), self.parts.measured("compiling"):
                 self._compile(eval_every)
+            if self.state is not None:
+                self._enter(self.done)
         if self.compiled.saving:
             self.compiled.saving.check(rounds)
         if self.state is None:
@@ -254,8 +259,36 @@ class Trainer:
         return self.replicates.join(keys)
 
     def _compile(self, length: int) -> None:
-        """Places the data and compiles rounds and evaluation."""
+        """Places the data of the first round and compiles rounds and evaluation."""
+        self._place(0)
+        self.length = length
+        self._compile_rounds()
+
+    def _compile_rounds(self) -> None:
+        """Compiles rounds and evaluation for the data as they are placed."""
         first = self.experiments[0]
+        self.compiled = compile_to_fit(first, self.clients, self.length, self.replicates)
+        self.evaluate = self.store.make_evaluation(self.experiments, self.compiled, self.replicates)
+
+    def _enter(self, number: int) -> None:
+        """Exchanges the clients' data for those of a round, if these are others."""
+        phases = self.experiments[0].phases
+        if phases is None or phases.number(number) == self.phase:
+            return
+        before = _shapes(self.clients)
+        self._place(number)
+        for history, experiment in zip(self.histories, self.experiments, strict=False):
+            history.experiment = experiment
+        # Pools of examples on several devices, or of fewer examples, have other shapes.
+        if self.store.on_devices and _shapes(self.clients) != before:
+            with self.display.step("compiling"), self.parts.measured("compiling"):
+                self._compile_rounds()
+
+    def _place(self, number: int) -> None:
+        """Places the clients' data of a round; 0: those of the initial models."""
+        self.experiments = [experiment.in_round(number) for experiment in self.experiments]
+        first = self.experiments[0]
+        self.phase = 0 if first.phases is None else first.phases.number(number)
         federations = [experiment.federation for experiment in self.experiments]
 
         def put(values: Sequence[Any]) -> Any:
@@ -276,10 +309,6 @@ class Trainer:
             name: split for name, split in splits.items() if getattr(first.federation, name).y.size
         }
 
-        self.compiled = compile_to_fit(first, self.clients, length, self.replicates)
-        self.evaluate = self.store.make_evaluation(self.experiments, self.compiled, self.replicates)
-        self.length = length
-
     def _begin(self, evaluates: bool) -> None:
         """Prints the plan, and initializes or restores the state. Evaluates initial models if asked to."""
         self._print_plan()
@@ -288,6 +317,7 @@ class Trainer:
             self._tell(f"  {self.profile(dispatch)}")
         with self.parts.measured("checkpoints"):
             restored = self._restore()
+        self._enter(self.done)
         self._describe()
         self.folders.forget_later(self.done)
         if not restored:
@@ -419,6 +449,8 @@ class Trainer:
         self.last_rounds = None
         self.resumed = self.done
         self.saver = Saver(checkpoint_interval, self.saver.round if self.saver.round else self.done)
+        phases = self.experiments[0].phases
+        pauses = recovery.pauses(phases.starts[1:]) if phases else []
         while self.outcomes:
             self.outcomes.pop().detach()
         with (
@@ -429,7 +461,9 @@ class Trainer:
             while self.done < rounds and not self._stops():
                 next_evaluation = (self.done // self.length + 1) * self.length
                 next_save = max(self.saver.next_round() or rounds, self.done + 1)
-                stop = min(self.done + pace, next_evaluation, next_save, rounds)
+                next_pauses = [number for number in pauses if number > self.done]
+                stop = min(self.done + pace, next_evaluation, next_save, rounds, *next_pauses)
+                self._enter(self.done + 1)
                 records, count, pace = self._dispatch(rounds_key, stop)
                 self.display.advance(self.done, self._seconds_left(rounds, eval_every))
                 newest = self._note(records, count)
@@ -437,7 +471,7 @@ class Trainer:
                     return
                 is_last = self.done == rounds
                 self._save_ahead(rounds_key, rounds, eval_every)
-                if self.done % eval_every == 0 or is_last:
+                if self.done % eval_every == 0 or is_last or self.done in pauses:
                     self._evaluate(newest)
                 if processes.from_first(np.int32(is_last or self._is_save_due())):
                     self._save()
@@ -506,12 +540,20 @@ class Trainer:
         return records, count, int(processes.from_first(pace))
 
     def _stops(self) -> bool:
-        """Whether a run, which is trained alone, stops after the newest evaluation. A stopped run stays so."""
-        rule = self.experiments[0].stop
+        """Whether a run, which is trained alone, stops after the newest evaluation. A stopped run stays so.
+
+        If the clients' data change, it does so only after the last change, by the evaluations since then.
+        """
+        first = self.experiments[0]
+        rule = first.stop
         rows = self.histories[0].rows
         is_new = bool(rows) and rows[-1]["round"] == self.done
         if rule is None or self.replicates.num > 1 or not is_new:
             return False
+        if first.phases is not None:
+            if self.done <= first.phases.starts[-1]:
+                return False
+            rows = scoring.rows_of_phase(first, rows)
         try:
             why = rule(rows)
         except Exception as error:  # a user's function
@@ -801,6 +843,12 @@ class Trainer:
         line = never_trained.line(summary["never_trained"])
         if line:
             self._tell(f"  {line}")
+
+
+def _shapes(clients: Any) -> Any:
+    """The form of the clients' data: structure, shapes and types."""
+    leaves, structure = jax.tree.flatten(clients)
+    return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
 def with_rounds_trained(rows: list[dict], trained: np.ndarray) -> list[dict]:

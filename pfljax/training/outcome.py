@@ -80,7 +80,8 @@ def saved_outcome(experiment: Experiment, out: Path, summary: dict) -> Outcome:
     store = store_of(experiment)
     federation = experiment.federation
     plan = experiment.problem.plan
-    clients = store.put(plan, ONE, [federation.client_data], federation.num_clients)
+    num_clients = federation.num_clients
+    clients = store.put(plan, ONE, [federation.client_data], num_clients)
     read = functools.partial(checkpoints.read, out / "checkpoints", done)
     try:
         state = store.read_saved(experiment, read, clients)
@@ -91,6 +92,11 @@ def saved_outcome(experiment: Experiment, out: Path, summary: dict) -> Outcome:
     history = History(experiment, out, done, topology, summary["scored"])
     secret = secret_key(experiment.noise_seeds, key)
     key = make_key(experiment, key, secret, 2, done)
+    if (
+        experiment.phases is not None
+    ):  # the models began on the first clients, and predict for the last ones
+        experiment = experiment.in_round(done)
+        clients = store.put(plan, ONE, [experiment.federation.client_data], num_clients)
     return Outcome(summary, history, experiment, plan, key, clients, state)
 
 

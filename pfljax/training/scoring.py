@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from pfljax import data
 from pfljax.contract.types import Algorithm, First, Key, PyTree, State
 from pfljax.data import Federation
 from pfljax.evaluation import metrics as evaluation
-from pfljax.evaluation import rounding
+from pfljax.evaluation import recovery, rounding
 from pfljax.exchange import lifting
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import participations
@@ -191,14 +191,61 @@ def best_row(rows: Sequence[dict], score: str = "", higher_is_better: bool = Tru
 
 
 def entries_of_score(experiment: Experiment, rows: Sequence[dict]) -> dict[str, Any]:
-    """Returns the entries of summary.json that depend on the score of the run."""
+    """Returns the entries of summary.json that depend on the score of the run.
+
+    If the clients' data change, the best round is one on the newest data.
+    """
     score = experiment.score_name
     higher_is_better = evaluation.sign_of(score, experiment.lower_is_better) > 0
     return {
         "score": score,
         "higher_is_better": higher_is_better,
-        "best": best_row(rows, score, higher_is_better),
+        "best": best_row(rows_of_phase(experiment, rows), score, higher_is_better),
     }
+
+
+def rows_of_phase(experiment: Experiment, rows: Sequence[dict]) -> Sequence[dict]:
+    """Returns the rows of the history on the same clients' data as the last one."""
+    if experiment.phases is None:
+        return rows
+    start = experiment.phases.last_start(rows[-1]["round"])
+    return [row for row in rows if row["round"] > start or not start]
+
+
+def recoveries(experiment: Experiment, results: Mapping[str, Any]) -> dict[str, list[dict]]:
+    """Returns the entry of summary.json on changes of the clients' data; {} if there are none.
+
+    Scores are means over the clients that change, "changed", and over the "others".
+
+    Args:
+        experiment: The run.
+        results: The content of results.npz.
+    """
+    phases = experiment.phases
+    if phases is None:
+        return {}
+    name = experiment.score_name
+    sign = evaluation.sign_of(name, experiment.lower_is_better)
+    rounds = results["rounds"]
+    scores = results[f"{name}_test"]
+    scored = experiment.scored
+    ids = np.arange(experiment.federation.num_clients) if scored is None else scored
+    entries: list[dict] = []
+    for drift, clients in zip(phases.drifts, phases.changed, strict=True):
+        ends = [start for start in phases.starts if start > drift.round]
+        end = min(ends, default=np.inf)
+        is_changed = np.isin(ids, clients)
+        entry: dict[str, Any] = {
+            "round": drift.round,
+            "change": drift.change,
+            "clients": clients.tolist(),
+        }
+        for group, members in (("changed", is_changed), ("others", ~is_changed)):
+            entry[group] = recovery.mean_recovery(
+                rounds, scores[:, members], drift.round, end, sign
+            )
+        entries.append(entry)
+    return {"drift": entries}
 
 
 def counts_by_class(federation: Federation, clients: np.ndarray) -> list[dict[str, int]] | None:
@@ -254,5 +301,6 @@ def summarize(
         "peak_memory_bytes": memory.peak_bytes(),
         "plan": lines,
         **dict(algorithm.report.facts),
+        **recoveries(experiment, history.results_arrays()),
         "unseen": None,
     }

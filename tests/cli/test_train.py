@@ -496,3 +496,26 @@ def test_shapes_of_files_are_lists_on_the_command_line(tmp_path):
     assert run.clients.inputs.shape[:2] == (2, 3)
     line = one_line(call(train.COMMAND, *words, "--data_shape=2,2", code=2))
     assert line == "--data_shape=2,2: examples have 6 numbers; accepted: a shape of as many"
+
+
+def test_a_drift_is_that_of_the_flags():
+    words = ["--drift=leave@3,labels@1", "--drift_share=0.5"]
+    run, _ = outcomes.trained([*SMALL, *words])
+    changes = [(one.round, one.change, one.share) for one in run.experiment.drift]
+    assert changes == [(1, "labels", 0.5), (3, "leave", 0.5)]
+    assert [len(clients) for clients in run.experiment.phases.changed] == [2, 2]
+    plain, _ = outcomes.trained(SMALL)
+    assert plain.experiment.phases is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--drift=labels@4"], ["--drift=labels@4", "rounds before the last one, 4"]),
+        (["--drift=label@2"], ["--drift=label@2", "CHANGE@ROUND, such as labels@40"]),
+        (["--drift_share=0.5"], ["--drift_share", "accepted with --drift"]),
+    ],
+)
+def test_a_drift_that_cannot_be_is_refused(flags, words):
+    line = one_line(call(train.COMMAND, *SMALL, *flags, code=2))
+    assert all(word in line for word in words), line

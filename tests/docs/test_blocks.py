@@ -36,6 +36,7 @@ SHORTER = {
     },
     "bash": {
         r"--rounds=\d+": "",
+        r"--drift=labels@\d+": "--drift=labels@1",
         r"--methods=all\b": "--methods=local,fedper",
         r"--seeds=0,1,2 ": "--seeds=0,1 ",
         r"--methods=local,fedavg,ditto,federico_friends ": "--methods=local,ditto ",

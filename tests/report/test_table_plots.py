@@ -145,3 +145,12 @@ def test_tables_as_text_are_escaped_by_hand():
 def test_values_of_elements_are_text():
     values = {"a<": 1, "b": [None, math.nan, "c"]}
     assert rendering.displayed(values) == "a&lt; 1, b -, -, c"
+
+
+def test_curves_mark_the_rounds_in_which_clients_data_change():
+    drift = [{"round": 4, "change": "labels"}, {"round": 7, "change": "leave"}]
+    panels = comparisons.panels_of_rows([LOCAL | {"drift": drift}, FEDAVG | {"drift": drift}])
+    plain = comparisons.panels_of_rows([LOCAL, FEDAVG])
+    lines = panels["rounds"].series[len(plain["rounds"].series) :]
+    assert [list(line.x) for line in lines] == [[4, 4], [7, 7]]
+    assert all(line.y[0] < line.y[1] for line in lines)
