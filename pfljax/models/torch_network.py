@@ -277,16 +277,29 @@ def group_norm(
 ) -> torch.Tensor:
     """Group normalization with the channels last inside, as convolutions have them: faster on CPUs than torchax's."""
     values = jnp.moveaxis(to_jax(x), 1, -1)
-    groups = values.reshape(*values.shape[:-1], num_groups, -1)
-    exact = groups.astype(jnp.promote_types(values.dtype, jnp.float32))
-    axes = (*range(1, groups.ndim - 2), groups.ndim - 1)
-    mean = exact.mean(axes, keepdims=True)
-    var = jnp.square(exact - mean).mean(axes, keepdims=True)
-    normalized = ((exact - mean) * jax.lax.rsqrt(var + eps)).reshape(values.shape)
+    exact = values.astype(jnp.promote_types(values.dtype, jnp.float32))
+    axes = tuple(range(1, values.ndim - 1))
+    channels = (len(values), *[1] * len(axes), values.shape[-1])
+
+    def over_groups(means: Array) -> Array:
+        """Means (B, C) of channels -> the mean of each one's group, (B, *1, C)."""
+        groups = means.reshape(len(means), num_groups, -1)
+        group_means = groups.mean(axis=-1, keepdims=True)
+        return jnp.broadcast_to(group_means, groups.shape).reshape(channels)
+
+    # The variance does not change with the mean that it is about, nor `offset` in value: the gradients are exact, and
+    # two sums over the image are enough for them.
+    mean = over_groups(exact.mean(axes))
+    fixed_mean = jax.lax.stop_gradient(mean)
+    centered = exact - fixed_mean
+    var = over_groups(jnp.square(centered).mean(axes))
+    scale = jax.lax.rsqrt(var + eps)
     if weight is not None:
-        normalized = normalized * to_jax(weight)
+        scale = scale * to_jax(weight)
+    offset = (fixed_mean - mean) * scale
     if bias is not None:
-        normalized = normalized + to_jax(bias)
+        offset = offset + to_jax(bias)
+    normalized = centered * scale + offset
     return to_torch(jnp.moveaxis(normalized.astype(values.dtype), -1, 1))
 
 

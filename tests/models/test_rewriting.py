@@ -85,6 +85,7 @@ def convolution_cases(draw):
         axes_of(draw, axes, (1, 1, 2, 3)),
         padding,
         options | {"feature_group_count": groups},
+        draw(st.booleans()),
     )
 
 
@@ -104,12 +105,16 @@ def test_more_convolutions_are_jax_s_in_value_and_gradients(case):
 
 def check_convolution(case):
     """A case of `convolution_cases` has the values and gradients of XLA's own form."""
-    x, kernel, strides, padding, options = case
+    x, kernel, strides, padding, options, channels_first = case
     # XLA's own gradients read beyond the image where it is padded by more than a window reaches (jax 0.10, CPU).
     for n, dilation, pads in zip(kernel[:-2], options["rhs_dilation"], padding, strict=True):
         assume(max(pads) <= dilation * (n - 1))
     letters = "HWD"[: len(strides)]
     layout = (f"N{letters}C", f"{letters}IO", f"N{letters}C")
+    if channels_first:  # as in PyTorch
+        layout = (f"NC{letters}", f"OI{letters}", f"NC{letters}")
+        x = (x[0], x[-1], *x[1:-1])
+        kernel = (kernel[-1], kernel[-2], *kernel[:-2])
 
     def fn(x, kernel):
         return jax.lax.conv_general_dilated(
@@ -123,6 +128,27 @@ def check_convolution(case):
     ]
     assert "stablehlo.convolution" not in text_of(rewritten(fn), *arrays)
     check(fn, *arrays)
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (1, 1, 0), (1, 2, 0), (2, 2, 0)]
+)
+def test_convolutions_of_pytorch_s_layout_are_jax_s(size, stride, padding):
+    """Channels before the image, and a kernel's outputs first; too many channels for windows to share patches."""
+    x = np.random.default_rng(2).normal(size=(2, 9, 6, 4)).astype(np.float32)
+    kernel = np.random.default_rng(3).normal(size=(5, 9, size, size)).astype(np.float32)
+
+    def fn(x, kernel):
+        pads = ((padding, padding),) * 2
+        layout = ("NCHW", "OIHW", "NCHW")
+        return jax.lax.conv_general_dilated(
+            x, kernel, (stride, stride), pads, dimension_numbers=layout
+        )
+
+    assert "stablehlo.convolution" not in text_of(rewritten(fn), x, kernel)
+    check(fn, x, kernel)
+    stacked = jax.vmap(fn, (None, 0))
+    check(stacked, x, np.stack([kernel, -kernel]))
 
 
 def test_neighboring_windows_share_patches_where_channels_are_few():

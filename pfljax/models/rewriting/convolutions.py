@@ -4,7 +4,7 @@ XLA runs a CPU's convolutions slowly inside loops, and those of stacked clients 
 matrix are one product of matrices, stacked or not; depthwise convolutions are sums of shifted images. With few
 channels, copying patches takes longer than multiplying them: there, neighboring windows share a patch (`neighbors`).
 The gradients are of the same form: differentiating the patches would scatter. Here kernels are (*W, C / G, O), for G
-groups of channels.
+groups of channels, or (O, *W, C), which PyTorch's are transposed to faster.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Windows(NamedTuple):
         groups: Groups of channels.
         cache: Bytes of patches that are computed at a time; each block of images reads the kernel.
         sharing: Whether neighboring windows may share a patch, and what lies side by side is copied at once. For CPUs.
+        outputs_first: Whether kernels are (O, *W, C); not for groups, `spread` or windows that share a patch.
     """
 
     size: tuple[int, ...]
@@ -49,6 +50,7 @@ class Windows(NamedTuple):
     groups: int = 1
     cache: int = CACHE_BYTES
     sharing: bool = False
+    outputs_first: bool = False
 
     def outputs(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Number of windows along each spatial axis of `shape`."""
@@ -198,7 +200,7 @@ def sum_pool(x: Array, windows: Windows) -> Array:
 def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
     """Convolution (B, *S, C) -> (B, *S', O) without bias; see `jax.lax.conv_general_dilated`."""
     groups = windows.groups
-    outputs = kernel.shape[-1]
+    outputs = kernel.shape[0 if windows.outputs_first else -1]
     if set(windows.spread) != {1}:
         return _convolve_spread(x, kernel, windows)
     block = neighbors(x.shape, kernel.shape, windows)
@@ -208,7 +210,7 @@ def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
     if _is_product(x, windows):
         is_single = math.prod(windows.size) == 1
         rows = views(x, windows)[0] if is_single else tiles(x, windows)
-        y = rows.reshape(-1, kernel.size // outputs) @ kernel.reshape(-1, outputs)
+        y = _times(rows.reshape(-1, kernel.size // outputs), kernel, windows)
         return y.reshape(x.shape[0], *windows.outputs(x.shape[1:-1]), outputs)
 
     def product(x: Array) -> Array:
@@ -216,13 +218,22 @@ def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
             pairs = zip(views(x, windows), kernel.reshape(-1, groups), strict=True)
             return jnp.asarray(sum(view * row for view, row in pairs))
         if groups == 1:
-            return patches(x, windows) @ kernel.reshape(-1, outputs)
+            return _times(patches(x, windows), kernel, windows)
         weights = kernel.reshape(-1, groups, outputs // groups)
         y = jnp.einsum("b...gp,pgo->b...go", patches(x, windows), weights)
         return y.reshape(*y.shape[:-2], -1)
 
     # A loop also keeps XLA from computing a depthwise sum again in each operation that reads it.
     return in_blocks(product, num_blocks(x.shape, kernel, windows), x)
+
+
+def _times(rows: Array, kernel: Array, windows: Windows) -> Array:
+    """Rows (..., P) times a kernel as a matrix: (..., O)."""
+    if not windows.outputs_first:
+        return rows @ kernel.reshape(-1, kernel.shape[-1])
+    matrix = kernel.reshape(kernel.shape[0], -1)
+    contracted = ((rows.ndim - 1,), (1,))
+    return jax.lax.dot_general(rows, matrix, (contracted, ((), ())))
 
 
 def _convolve_spread(x: Array, kernel: Array, windows: Windows) -> Array:
@@ -263,7 +274,8 @@ def slopes(dy: Array, x: Array, kernel: Array, windows: Windows) -> tuple[Array,
     if has_strides:
         dx = _spread(dy, kernel, windows, x.shape)
     else:
-        dx = convolve(dy, turned(kernel, groups), back(windows, wide, narrow))
+        back_kernel = turned(kernel, groups, windows.outputs_first)
+        dx = convolve(dy, back_kernel, back(windows, wide, narrow))
     return dx, _slope_of_kernel(dy, x, kernel, windows)
 
 
@@ -288,7 +300,9 @@ def _slope_of_kernel(dy: Array, x: Array, kernel: Array, windows: Windows) -> Ar
         dy = dy.reshape(*dy.shape[:-1], groups, -1)
         return jnp.einsum("b...go,b...gp->gop", dy, rows, preferred_element_type=exact)
 
-    if groups == x.shape[-1] == kernel.shape[-1]:
+    if windows.outputs_first:
+        dkernel = in_blocks(product, blocks, x, dy, add=True)
+    elif groups == x.shape[-1] == kernel.shape[-1]:
         dkernel = in_blocks(depthwise, blocks, x, dy, add=True)
     else:
         dkernel = jnp.moveaxis(in_blocks(product, blocks, x, dy, add=True), -1, 0)
@@ -306,6 +320,8 @@ def neighbors(
     channels and 64 outputs. With 16 to 64 channels, pairs took 0.68 to 0.97 times as long alone, but a U-Net 1.06 to
     1.13 times (docs/results/speed-few-channels.md).
     """
+    if windows.outputs_first:
+        return None
     *size, inputs, outputs = kernel_shape
     is_plain = windows.groups == 1 and set(windows.strides + windows.dilation + windows.spread) == {
         1
@@ -375,19 +391,29 @@ def back(windows: Windows, wide: Sequence[int], narrow: Sequence[int]) -> Window
         before = dilation * (n - 1) - low
         after = (w - 1) * spread - (m - 1) * stride + low
         padding.append((before, after))
-    return windows._replace(strides=windows.spread, padding=tuple(padding), spread=windows.strides)
+    return windows._replace(
+        strides=windows.spread,
+        padding=tuple(padding),
+        spread=windows.strides,
+        outputs_first=False,
+    )
 
 
 def _spread(y: Array, kernel: Array, windows: Windows, shape: tuple[int, ...]) -> Array:
     """The transpose of a convolution of images of `shape`: each entry of y adds the kernel to its window."""
-    (*size, inputs, outputs) = kernel.shape
     groups = windows.groups
+    if windows.outputs_first:
+        (outputs, *size, inputs) = kernel.shape
+    else:
+        (*size, inputs, outputs) = kernel.shape
     if inputs == 1 and outputs == groups:
         return unview([y * row for row in kernel.reshape(-1, outputs)], windows, shape)
 
     def spread(y: Array) -> Array:
         # As a product of matrices, whose result XLA does not lay out in another order.
-        if groups == 1:
+        if windows.outputs_first:
+            products = y.reshape(-1, outputs) @ kernel.reshape(outputs, -1)
+        elif groups == 1:
             products = y.reshape(-1, outputs) @ kernel.reshape(-1, outputs).T
         else:
             rows = kernel.reshape(-1, inputs, groups, outputs // groups)
@@ -404,8 +430,11 @@ def _spread(y: Array, kernel: Array, windows: Windows, shape: tuple[int, ...]) -
     return in_blocks(spread, num_blocks(shape, kernel, windows), y)
 
 
-def turned(kernel: Array, groups: int) -> Array:
-    """The kernel (*W, C / G, O) of a convolution as that of its transpose, (*W, O / G, C)."""
+def turned(kernel: Array, groups: int, outputs_first: bool = False) -> Array:
+    """The kernel of a convolution, (*W, C / G, O) or (O, *W, C), as that of its transpose, (*W, O / G, C)."""
+    if outputs_first:
+        flipped = jnp.flip(kernel, range(1, kernel.ndim - 1))
+        return jnp.moveaxis(flipped, 0, -2)
     *size, inputs, outputs = kernel.shape
     flipped = jnp.flip(kernel, range(len(size))).reshape(*size, inputs, groups, outputs // groups)
     return jnp.swapaxes(flipped, -3, -1).reshape(*size, outputs // groups, groups * inputs)

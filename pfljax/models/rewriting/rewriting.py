@@ -213,11 +213,14 @@ def convolution(eqn: Any, cache: int = CACHE_BYTES, sharing: bool = True) -> For
     if not has_views(eqn, windows, is_tiled):
         return None
 
-    # Axes in the order that `convolve` expects: (B, *S, C), (*W, C, O) and (B, *S', O).
+    # Axes in the order that `convolve` expects: (B, *S, C), (*W, C, O) or (O, *W, C), and (B, *S', O).
     batch, feature, *spatial = numbers.lhs_spec
     x_order = (batch, *spatial, feature)
     outputs, inputs, *spatial = numbers.rhs_spec
     kernel_order = (*spatial, inputs, outputs)
+    if outputs == 0 and is_matrix(x.shape, kernel.shape, x_order, kernel_order, windows):
+        kernel_order = (outputs, *spatial, inputs)
+        windows = windows._replace(outputs_first=True)
     batch, feature, *spatial = numbers.out_spec
     y_order = (batch, *spatial, feature)
 
@@ -232,6 +235,20 @@ def convolution(eqn: Any, cache: int = CACHE_BYTES, sharing: bool = True) -> For
         return transposed_back(dx, x_order), transposed_back(dkernel, kernel_order)
 
     return apply, pull
+
+
+def is_matrix(
+    shape: Sequence[int],
+    kernel_shape: Sequence[int],
+    x_order: Sequence[int],
+    kernel_order: Sequence[int],
+    windows: Windows,
+) -> bool:
+    """Whether a convolution is the product of patches and the kernel as it is, so that kernels may be (O, *W, C)."""
+    x_shape = [shape[axis] for axis in x_order]
+    ordered = [kernel_shape[axis] for axis in kernel_order]
+    is_plain = windows.groups == 1 and set(windows.spread) == {1}
+    return is_plain and convolutions.neighbors(x_shape, ordered, windows) is None
 
 
 def transposed_back(array: Array, order: Sequence[int]) -> Array:
