@@ -3,8 +3,8 @@
     python examples/from_hugging_face.py uoft-cs/cifar10
     python examples/from_hugging_face.py
 
-Without a name, this program saves scikit-learn's handwritten digits as a folder of `datasets`, with images, named classes
-and official test images, and reads that. Needs `pip install 'pfljax[hf]'`.
+Without a name, this program saves scikit-learn's handwritten digits as a folder of `datasets`, with images, named
+classes and official test images, and reads that. Needs `pip install 'pfljax[hf]'`.
 """
 
 from __future__ import annotations

@@ -675,7 +675,8 @@ def frame_of(
         by_round = [phases.clients[phases.number(number)] for number in rounds]
     columns: dict[str, np.ndarray] = {}
     if federation.group is not None:
-        groups = [np.repeat(current.group[clients], len(splits)) for current in by_round]
+        groups = [np.asarray(current.group) for current in by_round]
+        groups = [np.repeat(group[clients], len(splits)) for group in groups]
         columns["group"] = np.concatenate(groups)
     sizes = [
         np.stack([getattr(current, split).size[clients] for split in splits], axis=-1).ravel()

@@ -329,13 +329,13 @@ def shown_columns(rows: Sequence[Mapping[str, Any]], target: float | None) -> li
 
     # Changes of the clients' data.
     known_drifts = [row["drift"] for row in rows if row.get("drift")]
-    for position, entry in enumerate(known_drifts[0] if known_drifts else []):
-        for later in ("0", *entry["after"]):
+    for position, drift in enumerate(known_drifts[0] if known_drifts else []):
+        for later in ("0", *drift["after"]):
             cell = functools.partial(drift_cell, number=number, position=position, later=later)
             when = f"{later} after" if later != "0" else "before"
-            columns.append(Column(f"{when} {entry['change']} at {entry['round']}{percent}", cell))
+            columns.append(Column(f"{when} {drift['change']} at {drift['round']}{percent}", cell))
         cell = functools.partial(recovery_cell, position=position)
-        columns.append(Column(f"rounds to recover from {entry['round']}", cell))
+        columns.append(Column(f"rounds to recover from {drift['round']}", cell))
 
     # Terms of the comparison.
     if any(row.get("tuned") for row in rows):

@@ -169,7 +169,7 @@ def _with_validation(clients: Federation, mask: np.ndarray) -> Federation:
     """The clients with only those validation examples that `mask` (K, n_max) marks, none of them padding."""
     marked = with_marked(clients.validation, mask)
     return dataclasses.replace(
-        clients, validation=marked._replace(size=clients.gather_rows(marked.size))
+        clients, validation=marked._replace(size=clients.gather_rows(np.asarray(marked.size)))
     )
 
 

@@ -261,10 +261,11 @@ def layers_of(
     layers = []
     for first in range(0, len(parameters), number):
         inputs, states, *others = parameters[first : first + number]
-        biases = others[:2] if has_biases else [0.0, 0.0]
+        input_bias, state_bias = others[:2] if has_biases else (0.0, 0.0)
         projections = others[2:] if has_biases else others
         projection = projections[0] if projections else None
-        layers.append(torch_recurrent.Weights(inputs, states, *biases, projection))
+        layer = torch_recurrent.Weights(inputs, states, input_bias, state_bias, projection)
+        layers.append(layer)
     return layers
 
 

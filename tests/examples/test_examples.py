@@ -57,6 +57,14 @@ def test_a_data_set_of_hugging_face_is_divided_and_learned():
 
 
 @pytest.mark.slow
+def test_clients_whose_labels_change_recover_with_models_of_their_own(tmp_path):
+    table = load("drift").main(rounds=60, seeds=1, figure=str(tmp_path / "drift.png"))
+    after = {row["method"]: row["drift"][0]["after"]["20"] for row in table.rows}
+    assert after["local"] > 0.5 > 0.3 > after["fedavg"]
+    assert (tmp_path / "drift.png").stat().st_size
+
+
+@pytest.mark.slow
 def test_a_pytorch_network_learns_and_is_one_again(capsys):
     pytest.importorskip("torch", reason="needs the extra torch")
     if importlib.util.find_spec("torchax") is None:
