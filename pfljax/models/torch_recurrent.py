@@ -38,35 +38,35 @@ class Weights(NamedTuple):
 Cell = Callable[[Array, Array, State], State]
 
 
-def lstm(of_input: Array, of_state: Array, state: State) -> State:
+def lstm(input_part: Array, state_part: Array, state: State) -> State:
     """c' = f c + i g and h' = o tanh(c'), with the gates i, f, g and o."""
     _, c = state
-    i, f, g, o = jnp.split(of_input + of_state, 4, axis=-1)
+    i, f, g, o = jnp.split(input_part + state_part, 4, axis=-1)
     c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
     return jax.nn.sigmoid(o) * jnp.tanh(c), c
 
 
-def gru(of_input: Array, of_state: Array, state: State) -> State:
+def gru(input_part: Array, state_part: Array, state: State) -> State:
     """h' = (1 - z) n + z h, where the reset gate r scales what h adds to n."""
     (h,) = state
-    input_r, input_z, input_n = jnp.split(of_input, 3, axis=-1)
-    state_r, state_z, state_n = jnp.split(of_state, 3, axis=-1)
+    input_r, input_z, input_n = jnp.split(input_part, 3, axis=-1)
+    state_r, state_z, state_n = jnp.split(state_part, 3, axis=-1)
     r = jax.nn.sigmoid(input_r + state_r)
     z = jax.nn.sigmoid(input_z + state_z)
     n = jnp.tanh(input_n + r * state_n)
     return ((1 - z) * n + z * h,)
 
 
-def rnn_tanh(of_input: Array, of_state: Array, state: State) -> State:
+def rnn_tanh(input_part: Array, state_part: Array, state: State) -> State:
     """h' = tanh(W x + U h + b)."""
     del state
-    return (jnp.tanh(of_input + of_state),)
+    return (jnp.tanh(input_part + state_part),)
 
 
-def rnn_relu(of_input: Array, of_state: Array, state: State) -> State:
+def rnn_relu(input_part: Array, state_part: Array, state: State) -> State:
     """h' = relu(W x + U h + b)."""
     del state
-    return (jax.nn.relu(of_input + of_state),)
+    return (jax.nn.relu(input_part + state_part),)
 
 
 def run_layers(
@@ -106,7 +106,7 @@ def run_layers(
             outputs.append(h)
             last.append(state)
         x = jnp.concatenate(outputs, axis=-1)
-    states = tuple(jnp.stack(each) for each in zip(*last, strict=True))
+    states = tuple(jnp.stack(values) for values in zip(*last, strict=True))
     return x, states
 
 
@@ -114,16 +114,16 @@ def run_layer(
     cell: Cell, x: Array, state: State, weights: Weights, backward: bool
 ) -> tuple[Array, State]:
     """A layer's outputs (T, B, H), and its last state; `backward`: from the last position to the first."""
-    of_inputs = x @ weights.inputs.T + weights.input_bias
-    state = tuple(value.astype(of_inputs.dtype) for value in state)
+    input_parts = x @ weights.inputs.T + weights.input_bias
+    state = tuple(value.astype(input_parts.dtype) for value in state)
     matrix = weights.states.T
 
-    def step(state: State, of_input: Array) -> tuple[State, Array]:
-        of_state = state[0] @ matrix + weights.state_bias
-        h, *others = cell(of_input, of_state, state)
+    def step(state: State, input_part: Array) -> tuple[State, Array]:
+        state_part = state[0] @ matrix + weights.state_bias
+        h, *others = cell(input_part, state_part, state)
         if weights.projection is not None:
             h = h @ weights.projection.T
         return (h, *others), h
 
-    state, h = jax.lax.scan(step, state, of_inputs, reverse=backward)
+    state, h = jax.lax.scan(step, state, input_parts, reverse=backward)
     return h, state

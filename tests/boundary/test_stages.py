@@ -471,6 +471,7 @@ OTHERS_OF = [
     Other(pfl.Run, "score", "loss"),
     Other(pfl.Run, "stages", [toys.load_example("own_stage").without_largest]),
     Other(pfl.Run, "stop", pfl.patience(3)),
+    Other(pfl.Run, "drift", pfl.data.Drift(round=2)),
     Other(pfl.Run, "planned_rounds", 9),
     Other(pfl.Run, "clock", pfl.Clock()),
     Other(LOCAL, "optimizer", optax.sgd),
