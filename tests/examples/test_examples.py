@@ -56,7 +56,7 @@ def test_a_data_set_of_hugging_face_is_divided_and_learned():
     assert min(row["score_mean"] for row in table.rows) > 0.6  # chance is 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_clients_whose_labels_change_recover_with_models_of_their_own(tmp_path):
     table = load("drift").main(rounds=60, seeds=1, figure=str(tmp_path / "drift.png"))
     after = {row["method"]: row["drift"][0]["after"]["20"] for row in table.rows}
