@@ -10,6 +10,7 @@ finite; it counts as guessing, 1 / C. The table shows the weight that FedeRiCoFr
 
 from __future__ import annotations
 
+import contextlib
 import typing
 from collections.abc import Sequence
 from itertools import product
@@ -123,6 +124,10 @@ def attacked(settings: Settings, line: Line, attack: str, share: float, out: Pat
     """Scores for a line and a share of attackers: honest clients' accuracy, and the weight they give to attackers."""
     settings, folder = cell_of(settings, line, attack, share, out)
     trials = build.trials_of(settings)
+    # All seeds at once, which one program may train. If some of them fail, each seed is trained alone below.
+    with contextlib.suppress(RunError):
+        build.train_cells(settings, line.method, folder)
+
     accuracies = []
     given = []
     for trial in trials:

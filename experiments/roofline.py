@@ -110,7 +110,12 @@ def seconds(plan: ExecutionPlan, step: Callable[[Any], Any], start: Any) -> floa
         number = 1
         while timed(number) < SECONDS:
             number *= 2
-        several, few = (min(timed(count) for _ in range(REPEATS)) for count in (3 * number, number))
+        while True:
+            few = min(timed(number) for _ in range(REPEATS))
+            several = min(timed(3 * number) for _ in range(REPEATS))
+            if several > few:
+                break
+            number *= 2  # the machine was busy with something else
     return (several - few) / (2 * number)  # without the cost of a call, such as copies of `start`
 
 
