@@ -28,7 +28,7 @@ from torch.utils import _pytree as torch_pytree  # pyright: ignore[reportMissing
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Mode, Params, PyTree
-from pfljax.models import torch_export, torch_recurrent
+from pfljax.models import torch_derivatives, torch_export, torch_recurrent
 from pfljax.models.structure import Around, Network, Path, by_name, key_and_mask, nested
 from pfljax.models.torch_modules import TorchModule, is_torch, name_of
 
@@ -250,7 +250,43 @@ def new_environment() -> Any:
         torch.rnn_relu: recurrent(torch_recurrent.rnn_relu),
     }.items():
         environment.override_op_definition(operation, function)
+    for packet, function in {
+        aten.abs: torch_derivatives.absolute,
+        aten.clamp: torch_derivatives.clamp,
+        aten.clamp_max: torch_derivatives.clamp_max,
+        aten.clamp_min: torch_derivatives.clamp_min,
+        aten.dist: torch_derivatives.dist,
+        aten.hardsigmoid: torch_derivatives.hardsigmoid,
+        aten.hardswish: torch_derivatives.hardswish,
+        aten.hardtanh: torch_derivatives.hardtanh,
+        aten.leaky_relu: torch_derivatives.leaky_relu,
+        aten.linalg_vector_norm: torch_derivatives.vector_norm,
+    }.items():
+        for name in packet.overloads():
+            overload = getattr(packet, name)
+            environment.override_op_definition(overload, of_arrays(function))
+    for operation, function in {
+        aten.max.dim: torch_derivatives.largest,
+        aten.min.dim: torch_derivatives.smallest,
+        aten.pow.Tensor_Scalar: torch_derivatives.power,
+        aten.sinc.default: jnp.sinc,
+        aten.std.correction: torch_derivatives.std,
+        torch.cdist: torch_derivatives.cdist,
+        torch.cosine_similarity: torch_derivatives.cosine_similarity,
+    }.items():
+        environment.override_op_definition(operation, of_arrays(function))
     return environment
+
+
+def of_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation on tensors, from a function of JAX's arrays."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = to_jax((args, kwargs))
+        return to_torch(function(*args, **kwargs))
+
+    return run
 
 
 def layers_of(

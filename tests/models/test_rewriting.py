@@ -632,3 +632,125 @@ def test_slow_layers_are_named_by_their_parameters():
     assert [line.split(":")[0] for line in own.slow_layers("cpu")] == ["far"]
     assert linen.slow_layers("tpu") == own.slow_layers("tpu") == []
     assert models.make("cnn", (32, 32, 3), "classification", 10).slow_layers("cpu") == []
+
+
+# ---- Images with their channels first.
+
+FIRST = np.moveaxis(X, -1, 1)  # (4, 3, 6, 7)
+
+
+def convolve_first(x, kernel=KERNEL, **options):
+    """A convolution as PyTorch's."""
+    options = {"dimension_numbers": ("NCHW", "HWIO", "NCHW")} | options
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", **options)
+
+
+def normalized(x):
+    """Batch normalization, whose means are over all axes but the second."""
+    mean = x.mean((0, 2, 3), keepdims=True)
+    return (x - mean) / jnp.sqrt(x.var((0, 2, 3), keepdims=True) + 1e-3)
+
+
+def group_normalized(x):
+    groups = x.reshape(4, 3, 1, 42)
+    return ((groups - groups.mean(-1, keepdims=True)) * groups.std(-1, keepdims=True)).reshape(
+        x.shape
+    )
+
+
+BETWEEN = {
+    "nothing": lambda x: x,
+    "bias": lambda x: x + jnp.arange(3.0)[:, None, None],
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "clip": lambda x: jnp.clip(x, -0.2, 0.3),
+    "leaky": lambda x: jnp.where(x > 0, x, 0.1 * x),
+    "function": lambda x: jax.jit(lambda a: a * jnp.tanh(a).mean((2, 3), keepdims=True))(x),
+    "mask": lambda x: jnp.where(jnp.arange(7) > 2, x, 0.0),
+    "residual": lambda x: x + jax.nn.relu(convolve_first(x)),
+    "other order": lambda x: x + np.moveaxis(X, -1, 1) * jnp.swapaxes(jnp.swapaxes(x, 1, 3), 1, 3),
+    "batch norm": normalized,
+    "group norm": group_normalized,
+    "maximum of windows": lambda x: jax.lax.reduce_window(
+        x, -jnp.inf, jax.lax.max, (1, 1, 2, 3), (1, 1, 2, 1), "VALID"
+    ),
+    "sum of windows": lambda x: jax.lax.reduce_window(
+        x, 0.0, jax.lax.add, (1, 1, 2, 2), (1, 1, 1, 1), ((0, 0), (0, 0), (1, 0), (0, 1))
+    ),
+    "maximum": lambda x: x * x.max((0, 3), keepdims=True),
+    "concatenation": lambda x: jnp.concatenate([x, FIRST, 2 * x], axis=2),
+    "padding": lambda x: jnp.pad(x, ((0, 0), (0, 0), (1, 2), (0, 1))),
+    "slice": lambda x: x[:, :, 1::2, :-1],
+    "channels": lambda x: jnp.concatenate([x[:, 1:2], x[:, :2]], axis=1),
+    "squeeze": lambda x: (x[:, 1:2] + x[:, :1]).squeeze(1)[:, None] * jnp.ones((3, 1, 1)),
+    "transposition": lambda x: jnp.swapaxes(x, 2, 3),
+    "merged": lambda x: x.reshape(4, 3, 42).reshape(4, 3, 7, 6),
+    "mixed": lambda x: x.reshape(4, 126).reshape(4, 3, 6, 7),
+    "split": lambda x: x.reshape(4, 3, 2, 3, 7)[:, :, 0],
+    "loop": lambda x: jax.lax.scan(lambda c, _: (jax.nn.relu(c) + 0.1, None), x, length=2)[0],
+    "checkpoint": jax.checkpoint(lambda x: convolve_first(jax.nn.relu(x))),
+    "reversal": lambda x: x[:, :, ::-1],
+}
+
+
+@pytest.mark.parametrize("between", BETWEEN.values(), ids=list(BETWEEN))
+def test_images_with_channels_first_are_jax_s_in_value_and_gradients(between):
+    def network(x, kernel):
+        return convolve_first(between(convolve_first(x, kernel)), kernel)
+
+    check(network, FIRST, KERNEL)
+
+
+@pytest.mark.parametrize("name", ["relu", "group norm", "merged", "mixed"])
+def test_what_follows_convolutions_has_channels_first(name):
+    def network(x, kernel):
+        y = BETWEEN[name](convolve_first(x, kernel))
+        return y, y.sum((1, 2)), y.reshape(4, -1) @ jnp.ones((126, 2))
+
+    check(network, FIRST, KERNEL)
+
+
+@pytest.mark.parametrize(
+    "layout", [("NCH", "OIH", "NCH"), ("NCHWD", "OIHWD", "NCHWD"), ("CNH", "HIO", "NHC")]
+)
+def test_convolutions_of_any_layout_follow_each_other(layout):
+    num_axes = len(layout[0])
+    x = RNG.normal(size=(3, 3, 5, 6, 4)[:num_axes]).astype(np.float32)
+    kernel = RNG.normal(size=(3, 3, 3, 3, 3)[:num_axes]).astype(np.float32)
+
+    def network(x, kernel):
+        strides = (1,) * (num_axes - 2)
+        y = jax.lax.conv_general_dilated(x, kernel, strides, "SAME", dimension_numbers=layout)
+        return jax.lax.conv_general_dilated(
+            jax.nn.relu(y), kernel, strides, "SAME", dimension_numbers=layout
+        )
+
+    check(network, x, kernel)
+
+
+def test_clients_side_by_side_have_their_channels_first():
+    def network(x, kernel):
+        return convolve_first(group_normalized(jax.nn.relu(convolve_first(x, kernel))), kernel)
+
+    check(jax.vmap(network), np.stack([FIRST, 2 * FIRST]), np.stack([KERNEL, -KERNEL]))
+
+
+def test_images_are_transposed_once_however_many_layers_there_are():
+    def transposed(num_layers):
+        def network(x):
+            for _ in range(num_layers):
+                x = jnp.clip(normalized(jax.nn.relu(convolve_first(x))), -1, 1)
+            return x
+
+        text = text_of(rewritten(network), FIRST)
+        return len(re.findall(r"transpose.*tensor<4x(6x7x3|3x6x7)xf32>", text))
+
+    assert transposed(5) == transposed(1) == 2
+
+
+def test_what_has_its_channels_last_is_computed_as_it_was():
+    def network(x, kernel):
+        return jnp.swapaxes(jax.nn.relu(convolve(x, kernel)), 1, 3)
+
+    text = text_of(rewritten(network), X, KERNEL)
+    assert len(re.findall(r"stablehlo.transpose.*tensor<4x", text)) == 1

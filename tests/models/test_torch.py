@@ -530,6 +530,74 @@ def test_gradients_flow_where_pytorch_s_do(create):
         np.testing.assert_allclose(grads[name], grad, rtol=1e-4, atol=1e-6)
 
 
+class Applied(nn.Module):
+    """A function of a parameter, added to the inputs."""
+
+    def __init__(self, function, values):
+        super().__init__()
+        self.function = function
+        self.values = nn.Parameter(torch.tensor(values))
+
+    def forward(self, x):
+        return x + 2 * self.function(self.values).sum()
+
+
+F = nn.functional
+BOUNDS = [-3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 3.0, 6.0, 7.0]
+ROWS = [[0.0, 0.0, 0.0], [1.0, 2.0, 2.0]]
+TIES = [[1.0, 1.0, 0.0], [2.0, 2.0, 2.0]]
+ONES = torch.ones(2, 3)
+WHERE_CASES_MEET = {
+    "abs": (torch.abs, BOUNDS),
+    "clamp": (lambda x: x.clamp(-1, 1), BOUNDS),
+    "clamp by arrays": (lambda x: x.clamp(torch.tensor(-1.0), torch.tensor(1.0)), BOUNDS),
+    "clamp from below": (lambda x: x.clamp(min=0), BOUNDS),
+    "clamp_max": (lambda x: torch.clamp_max(x, 6), BOUNDS),
+    "clip in place": (lambda x: (1 * x).clip_(-1, 1), BOUNDS),
+    "hardsigmoid": (F.hardsigmoid, BOUNDS),
+    "hardswish": (F.hardswish, BOUNDS),
+    "hardtanh": (F.hardtanh, BOUNDS),
+    "l1_loss": (lambda x: F.l1_loss(x, torch.zeros_like(x)), BOUNDS),
+    "leaky_relu": (F.leaky_relu, BOUNDS),
+    "leaky_relu in place": (lambda x: F.leaky_relu(1 * x, 0.2, inplace=True), BOUNDS),
+    "logsigmoid": (F.logsigmoid, BOUNDS),
+    "relu6": (F.relu6, BOUNDS),
+    "relu6 in place": (lambda x: F.relu6(1 * x, inplace=True), BOUNDS),
+    "sinc": (torch.sinc, BOUNDS),
+    "threshold": (lambda x: F.threshold(x, 1.0, 0.0), BOUNDS),
+    "to the power 0": (lambda x: x**0, BOUNDS),
+    "cdist": (lambda x: torch.cdist(x, x.detach()), ROWS),
+    "cosine": (lambda x: F.cosine_similarity(x, ONES), ROWS),
+    "distance": (lambda x: torch.dist(x, x.detach()), ROWS),
+    "norm": (torch.norm, [0.0, 0.0]),
+    "norm of rows": (lambda x: x.norm(dim=1, keepdim=True), ROWS),
+    "norm, p = 1": (lambda x: x.norm(p=1, dim=1), ROWS),
+    "normalize": (lambda x: F.normalize(x, dim=1, eps=1e-3), ROWS),
+    "std": (lambda x: x.std(1), ROWS),
+    "max": (lambda x: x.max(1).values, TIES),
+    "max of all": (torch.max, TIES),
+    "max_pool": (lambda x: F.max_pool1d(x[None], 2, 1), TIES),
+    "median": (lambda x: x.median(1).values, TIES),
+    "min": (lambda x: x.min(1, keepdim=True).values, TIES),
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "values"), WHERE_CASES_MEET.values(), ids=list(WHERE_CASES_MEET)
+)
+def test_derivatives_where_two_cases_meet_are_pytorch_s(function, values):
+    module = Applied(function, values)
+    x = np.zeros((2, 3), np.float32)
+    outputs = module(tensor(x))
+    outputs.sum().backward()
+
+    model = model_of(module, x)
+    params = model.init(jax.random.key(0))
+    np.testing.assert_allclose(model.apply(params, x), outputs.detach().numpy(), rtol=1e-5)
+    (grad,) = jax.tree.leaves(jax.grad(lambda params: model.apply(params, x).sum())(params))
+    np.testing.assert_allclose(grad, module.values.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
 class Sign(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -4,14 +4,8 @@
 modules of this package are its own; others import the names below.
 """
 
-from pfljax.models.rewriting.rewriting import (
-    bound,
-    equations,
-    evaluate,
-    rewritten,
-    slow_layers,
-    use_forms,
-)
+from pfljax.models.rewriting.rewriting import evaluate, rewritten, slow_layers, use_forms
+from pfljax.models.rewriting.tracing import bound, equations
 
 __all__ = ["bound", "equations", "evaluate", "rewritten", "slow_layers", "use_forms"]
 

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 from jax.extend.core import primitives
-from jax.interpreters import partial_eval
 
 from pfljax.contract.types import Array, PyTree
 from pfljax.models.rewriting import convolutions
@@ -24,11 +23,16 @@ from pfljax.models.rewriting.convolutions import (
     max_pool_slope,
     sum_pool,
 )
+from pfljax.models.rewriting.layouts import (
+    has_channels_first,
+    transposed_back,
+    with_channels_last,
+)
+from pfljax.models.rewriting.tracing import Operation, bound, equations, interpret, operate
 
 FEW = 32  # neighbors that a sum adds last: fewer than fill a core's vectors well
 MOST_VIEWS = 128  # of the positions in a window, which take time to compile
 
-Operation = Callable[..., Any]
 # Another form of an operation: (*arrays) -> result, and (slope of the result, *arrays) -> slopes of the arrays.
 Form = tuple[Operation, Operation]
 
@@ -49,7 +53,11 @@ def rewritten(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
     def run(*args: PyTree) -> PyTree:
         traced, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-        outputs = evaluate(traced, jax.tree.leaves(args))
+        leaves = jax.tree.leaves(args)
+        if has_channels_first(traced.jaxpr):
+            outputs = with_channels_last(traced, leaves, operate_chosen)
+        else:
+            outputs = evaluate(traced, leaves)
         return jax.tree.unflatten(jax.tree.structure(shape), outputs)
 
     compiled = jax.jit(run)
@@ -76,37 +84,16 @@ def evaluate(
         The outputs.
     """
     choose = choose or chosen_operation
-    # Equations that no output needs are left out: initial values, for instance, need no forward pass.
-    jaxpr, _ = partial_eval.dce_jaxpr(getattr(traced, "jaxpr", traced), True, instantiate=True)
-    consts = getattr(traced, "consts", ())
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
-    def read(v: Any) -> Any:
-        return v.val if isinstance(v, core.Literal) else values[v]
+    def apply(eqn: Any, arguments: list[Any]) -> Sequence[Any]:
+        return operate(eqn, arguments, choose(eqn))
 
-    for eqn in jaxpr.eqns:
-        arguments = [read(v) for v in eqn.invars]
-        with eqn.ctx.manager, jax.named_scope(str(eqn.source_info.name_stack)):
-            operation = choose(eqn)
-            outputs = operation(*arguments)
-        if not eqn.primitive.multiple_results:
-            outputs = [outputs]
-        values.update(zip(eqn.outvars, outputs, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+    return interpret(traced, args, apply)
 
 
-def bound(eqn: Any, *args: Any, **changed: Any) -> Any:
-    """An equation's operation on other arguments, some of its parameters changed."""
-    params = eqn.primitive.get_bind_params(eqn.params | changed)
-    return eqn.primitive.bind(*args, **params)
-
-
-def equations(jaxpr: Any) -> Iterator[Any]:
-    """The equations of a jaxpr and of those inside them."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in core.jaxprs_in_params(eqn.params):
-            yield from equations(inner)
+def operate_chosen(eqn: Any, arguments: list[Any]) -> Sequence[Any]:
+    """The outputs of `chosen_operation`."""
+    return operate(eqn, arguments, chosen_operation(eqn))
 
 
 def chosen_operation(eqn: Any) -> Operation:
@@ -249,11 +236,6 @@ def is_matrix(
     ordered = [kernel_shape[axis] for axis in kernel_order]
     is_plain = windows.groups == 1 and set(windows.spread) == {1}
     return is_plain and convolutions.neighbors(x_shape, ordered, windows) is None
-
-
-def transposed_back(array: Array, order: Sequence[int]) -> Array:
-    """Undoes `array.transpose(order)`."""
-    return array.transpose([order.index(axis) for axis in range(array.ndim)])
 
 
 def for_stacks(form: Callable[[Any], Form | None], eqn: Any) -> Form | None:
