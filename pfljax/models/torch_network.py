@@ -264,7 +264,7 @@ def new_environment() -> Any:
     }.items():
         for name in packet.overloads():
             overload = getattr(packet, name)
-            environment.override_op_definition(overload, of_arrays(function))
+            environment.override_op_definition(overload, on_tensors(function))
     for operation, function in {
         aten.max.dim: torch_derivatives.largest,
         aten.min.dim: torch_derivatives.smallest,
@@ -274,11 +274,11 @@ def new_environment() -> Any:
         torch.cdist: torch_derivatives.cdist,
         torch.cosine_similarity: torch_derivatives.cosine_similarity,
     }.items():
-        environment.override_op_definition(operation, of_arrays(function))
+        environment.override_op_definition(operation, on_tensors(function))
     return environment
 
 
-def of_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
+def on_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     """An operation on tensors, from a function of JAX's arrays."""
 
     @functools.wraps(function)
