@@ -91,7 +91,7 @@ def _at(x: Array, index: Array, axis: int, keepdim: bool) -> tuple[Array, Array]
 
 
 def vector_norm(
-    x: Array, ord: float = 2, dim: Axes = None, keepdim: bool = False, dtype: Any = None
+    x: Array, ord: Any = 2, dim: Axes = None, keepdim: bool = False, dtype: Any = None
 ) -> Array:
     """A norm, whose derivative at 0 is 0."""
     del dtype  # float32, as everything is
@@ -134,13 +134,13 @@ def _axes(x: Array, dim: Axes) -> tuple[int, ...]:
     return (dim,) if isinstance(dim, int) else tuple(dim)
 
 
-def cdist(x: Array, y: Array, p: float = 2.0, compute_mode: Any = None) -> Array:
+def cdist(x: Array, y: Array, p: Any = 2.0, compute_mode: Any = None) -> Array:
     """Distances (..., P, Q) of rows (..., P, M) and (..., Q, M); the derivative of a distance of 0 is 0."""
     del compute_mode
     return vector_norm(x[..., :, None, :] - y[..., None, :, :], p, -1)
 
 
-def dist(x: Array, y: Array, p: float = 2) -> Array:
+def dist(x: Array, y: Array, p: Any = 2) -> Array:
     """The norm of a difference, whose derivative at 0 is 0."""
     return vector_norm(x - y, p)
 
