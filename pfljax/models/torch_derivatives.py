@@ -140,6 +140,12 @@ def cdist(x: Array, y: Array, p: Any = 2.0, compute_mode: Any = None) -> Array:
     return vector_norm(x[..., :, None, :] - y[..., None, :, :], p, -1)
 
 
+def pdist(x: Array, p: Any = 2) -> Array:
+    """Distances of all pairs of rows (N, M), in order; the derivative of a distance of 0 is 0."""
+    first, second = jnp.triu_indices(len(x), 1)
+    return vector_norm(x[first] - x[second], p, -1)
+
+
 def dist(x: Array, y: Array, p: Any = 2) -> Array:
     """The norm of a difference, whose derivative at 0 is 0."""
     return vector_norm(x - y, p)

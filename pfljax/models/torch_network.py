@@ -266,16 +266,49 @@ def new_environment() -> Any:
             overload = getattr(packet, name)
             environment.override_op_definition(overload, on_tensors(function))
     for operation, function in {
+        aten.adaptive_max_pool2d.default: adaptive_max_pool,
+        aten.mT.default: jnp.matrix_transpose,
         aten.max.dim: torch_derivatives.largest,
         aten.min.dim: torch_derivatives.smallest,
         aten.pow.Tensor_Scalar: torch_derivatives.power,
         aten.sinc.default: jnp.sinc,
         aten.std.correction: torch_derivatives.std,
         torch.cdist: torch_derivatives.cdist,
+        torch.pdist: torch_derivatives.pdist,
         torch.cosine_similarity: torch_derivatives.cosine_similarity,
     }.items():
         environment.override_op_definition(operation, on_tensors(function))
     return environment
+
+
+def adaptive_max_pool(x: Array, output_size: Sequence[int] | int) -> tuple[Array, Array]:
+    """The largest value of each window (..., H', W'), and its position in the image; torchax lacks it.
+
+    Window i of n covers positions floor(i H / n) to ceil((i + 1) H / n) - 1, so that windows may overlap.
+    """
+    *_, height, width = x.shape
+    sizes = output_size if isinstance(output_size, Sequence) else (output_size, output_size)
+    positions = jnp.arange(height * width).reshape(height, width)
+
+    def bounds(length: int, number: int) -> list[slice]:
+        return [slice(i * length // number, -(-(i + 1) * length // number)) for i in range(number)]
+
+    values = []
+    indices = []
+    for rows in bounds(height, sizes[0] or height):
+        for columns in bounds(width, sizes[1] or width):
+            window = x[..., rows, columns]
+            window = window.reshape(*window.shape[:-2], -1)
+            value, index = torch_derivatives.largest(window, -1)
+            values.append(value)
+            indices.append(positions[rows, columns].reshape(-1)[index])
+
+    def image(entries: list[Array]) -> Array:
+        return jnp.stack(entries, axis=-1).reshape(
+            *x.shape[:-2], sizes[0] or height, sizes[1] or width
+        )
+
+    return image(values), image(indices)
 
 
 def on_tensors(function: Callable[..., Any]) -> Callable[..., Any]:

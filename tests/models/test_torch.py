@@ -573,6 +573,7 @@ WHERE_CASES_MEET = {
     "norm of rows": (lambda x: x.norm(dim=1, keepdim=True), ROWS),
     "norm, p = 1": (lambda x: x.norm(p=1, dim=1), ROWS),
     "normalize": (lambda x: F.normalize(x, dim=1, eps=1e-3), ROWS),
+    "pdist": (torch.pdist, [[0.0, 1.0], [0.0, 1.0], [1.0, 3.0]]),
     "std": (lambda x: x.std(1), ROWS),
     "max": (lambda x: x.max(1).values, TIES),
     "max of all": (torch.max, TIES),
@@ -596,6 +597,39 @@ def test_derivatives_where_two_cases_meet_are_pytorch_s(function, values):
     np.testing.assert_allclose(model.apply(params, x), outputs.detach().numpy(), rtol=1e-5)
     (grad,) = jax.tree.leaves(jax.grad(lambda params: model.apply(params, x).sum())(params))
     np.testing.assert_allclose(grad, module.values.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+LAYERS = {
+    "adaptive max pooling": lambda x: F.adaptive_max_pool2d(x, (3, 4)),
+    "adaptive max pooling of one axis": lambda x: F.adaptive_max_pool2d(x, (None, 1)),
+    "adaptive max pooling of sequences": lambda x: F.adaptive_max_pool1d(x[0], 3),
+    "positions of the largest": lambda x: x * F.adaptive_max_pool2d(x, 1, return_indices=True)[1],
+    "sampling on a grid": lambda x: F.grid_sample(
+        x,
+        F.affine_grid(torch.tensor([[[1.0, 0.2, 0.0], [0.0, 1.0, 0.1]]] * 7), x.shape, False),
+        align_corners=False,
+    ),
+    "transposed matrices": lambda x: x @ x.mT,
+}
+
+
+@pytest.mark.parametrize("function", LAYERS.values(), ids=list(LAYERS))
+def test_layers_that_torchax_lacks_are_pytorch_s(function):
+    def weighted(x):
+        values = function(x)
+        return values * torch.arange(1.0, 1 + values.numel()).reshape(values.shape)
+
+    module = Applied(weighted, IMAGES)
+    x = np.zeros((2, 3), np.float32)
+    outputs = module(tensor(x))
+    outputs.sum().backward()
+
+    model = model_of(module, x)
+    params = model.init(jax.random.key(0))
+    np.testing.assert_allclose(model.apply(params, x), outputs.detach().numpy(), rtol=1e-4)
+    (grad,) = jax.tree.leaves(jax.grad(lambda params: model.apply(params, x).sum())(params))
+    expected = module.values.grad.numpy()
+    np.testing.assert_allclose(grad, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
 class Sign(torch.autograd.Function):
