@@ -16,6 +16,7 @@ from pfljax.contract.mapped import release
 
 Array = jax.Array | np.ndarray
 BLOCK = 1024  # examples that are standardized at a time
+FEW_CHANNELS = 4  # of images, whose pixels are looked up
 
 
 @jax.tree_util.register_dataclass
@@ -152,10 +153,25 @@ class Standardized(Pooled):
 def standardized(x: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
     """float32 (x - mean) / std of examples (n, *features), computed in float64, a block of examples at a time."""
     result = np.empty(x.shape, np.float32)
+    is_image = x.dtype == np.uint8 and x.ndim > 1 and np.size(mean) <= FEW_CHANNELS
     for start in range(0, len(x), BLOCK):
         block = slice(start, start + BLOCK)
-        result[block] = (x[block] - mean) / std
+        if is_image:
+            look_up(x[block], mean, std, result[block])
+        else:
+            result[block] = (x[block] - mean) / std
     return result
+
+
+def look_up(x: np.ndarray, mean: np.ndarray, std: np.ndarray, result: np.ndarray) -> None:
+    """Writes the standardized values of pixels x (n, ..., C), each of which has one of 256 values, into `result`."""
+    values = np.arange(256, dtype=np.uint8)[:, None]
+    table = ((values - mean) / std).astype(np.float32)
+    if table.shape[1] == 1:
+        np.take(table[:, 0], x, out=result, mode="clip")
+        return
+    for channel in range(table.shape[1]):
+        result[..., channel] = np.take(table[:, channel], x[..., channel])
 
 
 def is_pooled(leaf: Any) -> bool:
