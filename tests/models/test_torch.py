@@ -603,6 +603,8 @@ LAYERS = {
     "adaptive max pooling": lambda x: F.adaptive_max_pool2d(x, (3, 4)),
     "adaptive max pooling of one axis": lambda x: F.adaptive_max_pool2d(x, (None, 1)),
     "adaptive max pooling of sequences": lambda x: F.adaptive_max_pool1d(x[0], 3),
+    "max pooling with dilation": lambda x: F.max_pool2d(x, 2, 1, dilation=2),
+    "max pooling with dilation and strides": lambda x: F.max_pool2d(x, 2, 2, 1, dilation=2),
     "positions of the largest": lambda x: x * F.adaptive_max_pool2d(x, 1, return_indices=True)[1],
     "sampling on a grid": lambda x: F.grid_sample(
         x,

@@ -136,7 +136,7 @@ def by_platform(keyed: Keyed) -> Operation:
     """An operation in the form of the platform that it is lowered to."""
     eqn = keyed.eqn
     native = functools.partial(bound, eqn)
-    forms = find_forms(eqn) | {"default": (native, derivative(native))}
+    forms = {"default": (native, derivative(native))} | find_forms(eqn)
     applies = {platform: apply for platform, (apply, _) in forms.items()}
     pulls = {platform: pull for platform, (_, pull) in forms.items()}
     apply = jax.jit(functools.partial(jax.lax.platform_dependent, **applies))
@@ -319,7 +319,9 @@ def pooling(pool: Operation, slope: Operation | None, eqn: Any) -> Form | None:
     ]
     windows = Windows(size, strides, dilation, padding, spread)
     shape = [eqn.invars[0].aval.shape[axis] for axis in axes]
-    is_slow = slope is not None and set(windows.strides) == {1}
+    # XLA has no gradients of the maximum of windows with dilation.
+    is_dilated = set(windows.dilation) != {1}
+    is_slow = slope is not None and set(windows.strides) == {1} and not is_dilated
     is_tiled = slope is None and windows.tile(shape)
     if set(windows.spread) != {1} or is_slow or not has_views(eqn, windows, is_tiled):
         return None
@@ -333,6 +335,13 @@ def pooling(pool: Operation, slope: Operation | None, eqn: Any) -> Form | None:
         return (transposed_back(dx, order),)
 
     return apply, derivative(apply) if slope is None else pull
+
+
+def dilated_pooling(eqn: Any) -> Form | None:
+    """The maximum of windows with dilation; None for windows without."""
+    if set(eqn.params["window_dilation"]) == {1}:
+        return None
+    return pooling(max_pool, max_pool_slope, eqn)
 
 
 def is_neutral(fields: Sequence[Any], axis: int) -> bool:
@@ -449,6 +458,7 @@ FORMS: dict[str, dict[Any, Callable[[Any], Form | None]]] = {
             for_stacks, functools.partial(convolution, cache=1 << 62, sharing=False)
         ),
     },
+    "default": {primitives.reduce_window_max_p: dilated_pooling},  # all other platforms
 }
 
 
