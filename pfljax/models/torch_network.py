@@ -267,7 +267,6 @@ def new_environment() -> Any:
             environment.override_op_definition(overload, on_tensors(function))
     for operation, function in {
         aten.adaptive_max_pool2d.default: adaptive_max_pool,
-        aten.mT.default: jnp.matrix_transpose,
         aten.max.dim: torch_derivatives.largest,
         aten.min.dim: torch_derivatives.smallest,
         aten.pow.Tensor_Scalar: torch_derivatives.power,

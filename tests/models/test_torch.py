@@ -606,12 +606,6 @@ LAYERS = {
     "max pooling with dilation": lambda x: F.max_pool2d(x, 2, 1, dilation=2),
     "max pooling with dilation and strides": lambda x: F.max_pool2d(x, 2, 2, 1, dilation=2),
     "positions of the largest": lambda x: x * F.adaptive_max_pool2d(x, 1, return_indices=True)[1],
-    "sampling on a grid": lambda x: F.grid_sample(
-        x,
-        F.affine_grid(torch.tensor([[[1.0, 0.2, 0.0], [0.0, 1.0, 0.1]]] * 7), x.shape, False),
-        align_corners=False,
-    ),
-    "transposed matrices": lambda x: x @ x.mT,
 }
 
 
