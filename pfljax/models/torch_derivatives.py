@@ -30,9 +30,9 @@ def hardtanh(x: Array, min_val: float = -1.0, max_val: float = 1.0) -> Array:
 def clamp(x: Array, min: Any = None, max: Any = None) -> Array:
     """x between two bounds; the derivative is 1 at both."""
     if min is not None:
-        x = jnp.where(x < min, min, x)
+        x = jnp.where((x < min) | (min != min), min, x)  # NaN stays NaN
     if max is not None:
-        x = jnp.where(x > max, max, x)
+        x = jnp.where((x > max) | (max != max), max, x)
     return x
 
 

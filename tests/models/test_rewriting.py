@@ -754,3 +754,23 @@ def test_what_has_its_channels_last_is_computed_as_it_was():
 
     text = text_of(rewritten(network), X, KERNEL)
     assert len(re.findall(r"transpose.*\(tensor<4x6x7x3xf32>\)", text)) == 1
+
+
+def test_derivatives_that_a_function_defines_have_the_program_s_order_of_axes():
+    @jax.custom_jvp
+    def same(x):
+        return 1.0 * x
+
+    same.defjvps(lambda t, ans, x: t * jnp.arange(1.0, 4.0)[:, None, None])
+    check(lambda x, kernel: same(convolve_first(x, kernel)), FIRST, KERNEL)
+
+
+def test_functions_with_scalar_results_or_none_follow_convolutions():
+    scaled = jax.jit(lambda y, s: (y * s, s + 1))
+
+    def network(x, s):
+        y, s = scaled(convolve_first(x), s)
+        jax.debug.callback(lambda y: None, y)
+        return y * s
+
+    check(network, FIRST, np.float32(2), gradients=False)
